@@ -15,22 +15,9 @@ from typing import Any, TypeAlias
 import torch
 
 from lenz.errors import InternalError, UserError
+from lenz.ir import graph
 from lenz.ir.dtype import BY_NAME
 from lenz.ir.expr import Expr, load
-from lenz.ir.graph import (
-    Atom,
-    Extern,
-    Graph,
-    Named,
-    Node,
-    Pointwise,
-    Reduction,
-    Ref,
-    Scan,
-    Scatter,
-    Sort,
-    View,
-)
 from lenz.ir.interp_expr import (
     Fault,
     Value,
@@ -49,7 +36,7 @@ from lenz.sym import Sym, Var, as_multiple, evaluate
 
 __all__ = ["Interpreted", "interp", "interp_kernel"]
 
-Call: TypeAlias = Callable[[Extern, "tuple[Any, ...]", "dict[str, Any]"], Any]
+Call: TypeAlias = Callable[[graph.Extern, "tuple[Any, ...]", "dict[str, Any]"], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +48,7 @@ class Interpreted:
 
 
 def interp(
-    g: Graph,
+    g: graph.Graph,
     inputs: Sequence[torch.Tensor | int],
     constants: Sequence[torch.Tensor] = (),
     call: Call | None = None,
@@ -87,7 +74,7 @@ def interp(
 class Run:
     """The values of one run by name."""
 
-    def __init__(self, g: Graph, call: Call | None, objects: Mapping[str, Any]) -> None:
+    def __init__(self, g: graph.Graph, call: Call | None, objects: Mapping[str, Any]) -> None:
         self.g = g
         self.call = call
         self.objects = objects
@@ -160,16 +147,16 @@ class Run:
         """Sizes, strides and offset as numbers."""
         return tuple(map(self.size, x.shape)), tuple(map(self.size, x.stride)), self.size(x.offset)
 
-    def atom(self, a: Atom) -> Any:
+    def atom(self, a: graph.Atom) -> Any:
         """The value of an argument or output."""
         match a:
-            case Ref(name):
+            case graph.Ref(name):
                 return self.tensors[name]
             case Sym():
                 return self.numbers[a] if a in self.numbers else self.size(a)
             case tuple():
                 return tuple(map(self.atom, a))
-            case Named(kind, value):
+            case graph.Named(kind, value):
                 return _torch_object(kind, value, self.objects)
         return a
 
@@ -204,23 +191,23 @@ class Run:
 
     # Nodes
 
-    def node(self, n: Node) -> None:
+    def node(self, n: graph.Node) -> None:
         """Run one node."""
         try:
             match n:
-                case Pointwise():
+                case graph.Pointwise():
                     self.put(n.out, _body(self, n, n.axes))
-                case Reduction():
+                case graph.Reduction():
                     _reduction(self, n)
-                case Scan():
+                case graph.Scan():
                     _scan(self, n)
-                case Sort():
+                case graph.Sort():
                     _sort(self, n)
-                case Scatter():
+                case graph.Scatter():
                     _scatter(self, n)
-                case View():
+                case graph.View():
                     self._view(n)
-                case Extern():
+                case graph.Extern():
                     self._extern(n)
         except InternalError as e:
             line = show_node(n)
@@ -244,7 +231,7 @@ class Run:
         self.base[b.name] = 0
         return self.tensors[b.name]
 
-    def _view(self, n: View) -> None:
+    def _view(self, n: graph.View) -> None:
         shape, stride, offset = self.layout(n.out.type.layout)
         source = self.tensors[n.source]
         t = source.as_strided(shape, stride, self.base[n.source] + offset)
@@ -259,7 +246,7 @@ class Run:
         self.tensors[n.out.name] = t
         self.base[n.out.name] = self.base[n.source]
 
-    def _extern(self, n: Extern) -> None:
+    def _extern(self, n: graph.Extern) -> None:
         args = tuple(self.atom(a) for a in n.args)
         kwargs = {k: self.atom(a) for k, a in n.kwargs}
         if self.call is not None:
@@ -302,36 +289,38 @@ def outcome_of(run: Run, inputs: Sequence[torch.Tensor | int]) -> Interpreted:
     return Interpreted(outputs, after)
 
 
-def _body(run: Run, n: Pointwise | Reduction | Scan | Sort, axes: Sequence[Axis]) -> torch.Tensor:
+def _body(
+    run: Run, n: graph.Pointwise | graph.Reduction | graph.Scan | graph.Sort, axes: Sequence[Axis]
+) -> torch.Tensor:
     env, shape = run.grid(axes)
     (value,) = evaluate_exprs((n.body,), env, _no_value, run.read)
     return value.expand(shape)
 
 
-def _finish(run: Run, n: Reduction | Scan, acc: torch.Tensor) -> None:
+def _finish(run: Run, n: graph.Reduction | graph.Scan, acc: torch.Tensor) -> None:
     env, shape = run.grid(n.axes)
     (out,) = evaluate_exprs((n.finish,), env, {"acc": acc}.__getitem__, run.read)
     run.put(n.out, out.expand(shape))
 
 
-def _reduction(run: Run, n: Reduction) -> None:
+def _reduction(run: Run, n: graph.Reduction) -> None:
     value = _body(run, n, (*n.axes, *n.raxes))
     kept, over = value.shape[: len(n.axes)], math.prod(value.shape[len(n.axes) :])
     _finish(run, n, reduce_last(n.kind, value.reshape(*kept, over), n.body.dtype))
 
 
-def _scan(run: Run, n: Scan) -> None:
+def _scan(run: Run, n: graph.Scan) -> None:
     row = _body(run, n, n.axes).movedim(n.dim, -1)
     row = scan_last(n.kind, row.flip(-1)).flip(-1) if n.reverse else scan_last(n.kind, row)
     _finish(run, n, row.movedim(-1, n.dim))
 
 
-def _sort(run: Run, n: Sort) -> None:
+def _sort(run: Run, n: graph.Sort) -> None:
     row = _body(run, n, n.axes).sort(n.dim)[0]
     run.put(n.out, row.narrow(n.dim, 0, run.size(n.out.shape[n.dim])))
 
 
-def _scatter(run: Run, n: Scatter) -> None:
+def _scatter(run: Run, n: graph.Scatter) -> None:
     env, shape = run.grid(n.axes)
     *bound, value = evaluate_exprs((*n.bound, n.value), env, _no_value, run.read)
     at_index = with_bound(n.index, bound, env)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from lenz.errors import InternalError, UserError
+from lenz.ir import kernel
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, loads_of
 from lenz.ir.interp_expr import (
@@ -26,22 +27,7 @@ from lenz.ir.interp_expr import (
     update,
     with_bound,
 )
-from lenz.ir.kernel import (
-    For,
-    If,
-    Kernel,
-    Let,
-    Mode,
-    Reduce,
-    Scan,
-    Sort,
-    Stmt,
-    Store,
-    bodies_of,
-    exprs_of,
-    position,
-    walk,
-)  # fmt: skip
+from lenz.ir.kernel import Kernel, position
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis
 from lenz.records import dataclass, field
@@ -82,7 +68,7 @@ class _Memory:
 
     __slots__ = ("data", "is_written", "mode", "owner")
 
-    def __init__(self, data: torch.Tensor, mode: Mode | None) -> None:
+    def __init__(self, data: torch.Tensor, mode: kernel.Mode | None) -> None:
         self.data = data
         self.mode = mode  # None for a Local
         self.is_written = torch.full(data.shape, mode in ("in", "inout"))
@@ -93,7 +79,7 @@ class _Memory:
 class _Accumulator:
     """A running reduction: one value per point of the lanes."""
 
-    stmt: Reduce
+    stmt: kernel.Reduce
     lanes: tuple[Axis, ...]
     over: tuple[Axis, ...]
     value: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -144,15 +130,15 @@ class _Lanes:
     vars: tuple[Var, ...]
 
 
-def _accumulators(body: tuple[Stmt, ...]) -> dict[int, list[_Accumulator]]:
+def _accumulators(body: tuple[kernel.Stmt, ...]) -> dict[int, list[_Accumulator]]:
     """The reductions by the loop (its id) that ends them: the outermost that they run over."""
     found: dict[int, list[_Accumulator]] = {}
 
-    def visit(stmts: tuple[Stmt, ...], path: tuple[For, ...]) -> None:
+    def visit(stmts: tuple[kernel.Stmt, ...], path: tuple[kernel.For, ...]) -> None:
         for s in stmts:
-            for inner in bodies_of(s):
-                visit(inner, (*path, s) if isinstance(s, For) else path)
-            if isinstance(s, Reduce):
+            for inner in kernel.bodies_of(s):
+                visit(inner, (*path, s) if isinstance(s, kernel.For) else path)
+            if isinstance(s, kernel.Reduce):
                 inside = [f for f in path if f.axis.var in s.over]
                 if not inside or len(inside) != len(s.over):
                     what = f"{s.name} is reduced over a loop that is not around it"
@@ -180,24 +166,26 @@ class _Run:
         self.running: dict[tuple[int, ...], torch.Tensor] = {}  # of scans, by the loops inside
         self.types: dict[str, DType] = {"%" + p.name: p.dtype for p in k.params}
 
-    def block(self, body: tuple[Stmt, ...], env: dict[Var, Value], refs: dict[str, _Lanes]) -> None:
+    def block(
+        self, body: tuple[kernel.Stmt, ...], env: dict[Var, Value], refs: dict[str, _Lanes]
+    ) -> None:
         """Run statements in order; their values are added to `refs`."""
         for s in body:
             match s:
-                case For():
+                case kernel.For():
                     self.loop(s, env, refs, len(body) == 1)
-                case If():
+                case kernel.If():
                     holds = sym_value(s.lower, env) < sym_value(s.upper, env)
                     self.block(s.then if holds else s.orelse, env, dict(refs))
-                case Let(name, value):
+                case kernel.Let(name, value):
                     refs[name] = _Lanes(self.value(value, env, refs), ())
-                case Reduce(_, _, value):
+                case kernel.Reduce(_, _, value):
                     self.active[id(s)].take(self.value(value, env, refs), env, self.lane)
-                case Scan():
+                case kernel.Scan():
                     refs[s.name] = _Lanes(self.scan(s, self.value(s.value, env, refs), env), ())
-                case Sort():
+                case kernel.Sort():
                     self.sort(s, env)
-                case Store():
+                case kernel.Store():
                     self.store(s, env, refs)
 
     def value(self, e: Expr, env: dict[Var, Value], refs: dict[str, _Lanes]) -> torch.Tensor:
@@ -219,7 +207,9 @@ class _Run:
 
         return evaluate_exprs(roots, env, value_of, self.read)
 
-    def loop(self, f: For, env: dict[Var, Value], refs: dict[str, _Lanes], is_alone: bool) -> None:
+    def loop(
+        self, f: kernel.For, env: dict[Var, Value], refs: dict[str, _Lanes], is_alone: bool
+    ) -> None:
         """Run a loop, then publish the reductions that it ends."""
         n = int(sym_value(f.axis.extent, env))
         outer = self.iteration
@@ -252,7 +242,7 @@ class _Run:
         for acc in ending:
             refs[acc.stmt.name] = _Lanes(acc.result().clone(), tuple(a.var for a in acc.lanes))
 
-    def scan(self, s: Scan, value: torch.Tensor, env: dict[Var, Value]) -> torch.Tensor:
+    def scan(self, s: kernel.Scan, value: torch.Tensor, env: dict[Var, Value]) -> torch.Tensor:
         """The running value at this point of the loops."""
         if self.lane is not None:
             value = value.expand(torch.as_tensor(env[self.lane.var]).shape)
@@ -273,7 +263,7 @@ class _Run:
         self.running[key] = value[-1] if is_lane else value
         return value
 
-    def sort(self, s: Sort, env: dict[Var, Value]) -> None:
+    def sort(self, s: kernel.Sort, env: dict[Var, Value]) -> None:
         """Sort the elements of a local; those after the kept ones become undefined."""
         m = self.memory[s.buffer]
         size, keep = (int(sym_value(x, env)) for x in (s.size, s.keep))
@@ -311,7 +301,7 @@ class _Run:
 
         return inside, Fault(outside | unwritten | foreign, why)
 
-    def store(self, s: Store, env: dict[Var, Value], refs: dict[str, _Lanes]) -> None:
+    def store(self, s: kernel.Store, env: dict[Var, Value], refs: dict[str, _Lanes]) -> None:
         """Write the elements, one by one if an offset repeats."""
         m = self.memory[s.buffer]
         value, *bound = self.values((s.value, *s.bound), env, refs)
@@ -335,7 +325,7 @@ class _Run:
             self._write(s, m, at, value, who)
 
     def _write(
-        self, s: Store, m: _Memory, at: torch.Tensor, value: torch.Tensor, who: torch.Tensor
+        self, s: kernel.Store, m: _Memory, at: torch.Tensor, value: torch.Tensor, who: torch.Tensor
     ) -> None:
         clash = (m.owner[at] != -1) & (m.owner[at] != who)
         if s.mode != "set" and self.k.tile.warps:  # updates are atomic on a GPU
@@ -347,7 +337,7 @@ class _Run:
         m.is_written[at] = True
         m.owner[at] = who
 
-    def _error(self, s: Store, rule: str, what: str) -> InternalError:
+    def _error(self, s: kernel.Store, rule: str, what: str) -> InternalError:
         return InternalError(what, rule=rule, line=show_node(s, self.types))
 
 
@@ -356,9 +346,9 @@ def _pairs(*both: torch.Tensor) -> torch.Tensor:
     return torch.stack([x.expand(shape) for x in both], -1)
 
 
-def _is_vector(f: For) -> bool:
+def _is_vector(f: kernel.For) -> bool:
     """True for an innermost loop whose iterations do not see each other's stores."""
-    if any(bodies_of(s) for s in f.body):
+    if any(kernel.bodies_of(s) for s in f.body):
         return False
-    stored = {s.buffer for s in walk(f.body) if isinstance(s, Store)}
-    return not any(e.attrs[0] in stored for e in loads_of(*exprs_of(f.body)))
+    stored = {s.buffer for s in kernel.walk(f.body) if isinstance(s, kernel.Store)}
+    return not any(e.attrs[0] in stored for e in loads_of(*kernel.exprs_of(f.body)))

@@ -8,21 +8,10 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any, cast
 
+from lenz.ir import lexer
 from lenz.ir.dtype import BY_NAME, DType
 from lenz.ir.graph import Atom, Named, Ref
-from lenz.ir.lexer import (
-    Cursor,
-    buffer_of,
-    choice_of,
-    enclosed,
-    int_of,
-    items_of,
-    list_of,
-    name_of,
-    string_of,
-    sym_of,
-    word_of,
-)
+from lenz.ir.lexer import Cursor
 from lenz.ir.tensor import Axis, Layout, TensorType, axis, contiguous, contiguous_strides
 from lenz.records import dataclass, field, replace
 from lenz.sym import ZERO, Int, Sym, Var, minimum
@@ -85,10 +74,10 @@ def show_range(v: Var) -> str:
 
 def range_of(c: Cursor, name: str, s: Scope) -> Var:
     """Bounds of a variable of this name."""
-    lo = None if c.text == ".." else int_of(c)
+    lo = None if c.text == ".." else lexer.int_of(c)
     c.expect("..")
-    hi = int_of(c) if c.kind == "int" or c.text == "-" else None
-    below = sym_of(c, s.vars) if c.accept("<") else None
+    hi = lexer.int_of(c) if c.kind == "int" or c.text == "-" else None
+    below = lexer.sym_of(c, s.vars) if c.accept("<") else None
     return Var(name, lo, hi, below)
 
 
@@ -99,7 +88,7 @@ def show_size(v: Var) -> str:
 
 def size_of(c: Cursor, s: Scope) -> Var:
     """A declared size, which enters the scope."""
-    name = name_of(c)
+    name = lexer.name_of(c)
     c.expect(":")
     v = s.vars[name] = range_of(c, name, s)
     return v
@@ -107,7 +96,7 @@ def size_of(c: Cursor, s: Scope) -> Var:
 
 def var_of(c: Cursor, s: Scope, what: str = "a size") -> Var:
     """A variable that is in scope."""
-    return s.vars[choice_of(c, s.vars, what)]
+    return s.vars[lexer.choice_of(c, s.vars, what)]
 
 
 def show_axis(a: Axis, between: str = ": ") -> str:
@@ -123,12 +112,12 @@ def show_axis(a: Axis, between: str = ": ") -> str:
 
 def axis_of(c: Cursor, s: Scope, between: str = ":") -> Axis:
     """An axis."""
-    name = name_of(c)
+    name = lexer.name_of(c)
     given = range_of(c, name, s) if c.accept("as") else None
     c.expect(between)
-    extent, ends = sym_of(c, s.vars), list[Sym]()
+    extent, ends = lexer.sym_of(c, s.vars), list[Sym]()
     if between == "in" and c.accept("below"):
-        ends = items_of(c, lambda: sym_of(c, s.vars), ":")
+        ends = lexer.items_of(c, lambda: lexer.sym_of(c, s.vars), ":")
     least = reduce(minimum, ends, extent)
     a = axis(name, least) if given is None else Axis(given, least)
     is_lane = ends or c.words[c.place : c.place + 2] == [":", "lane"]
@@ -154,7 +143,7 @@ def show_type(t: TensorType, s: Scope) -> str:
 
 def dtype_of(c: Cursor) -> DType:
     """An element type by name."""
-    return BY_NAME[choice_of(c, BY_NAME, "an element type")]
+    return BY_NAME[lexer.choice_of(c, BY_NAME, "an element type")]
 
 
 def type_of(c: Cursor, s: Scope) -> TensorType:
@@ -163,18 +152,18 @@ def type_of(c: Cursor, s: Scope) -> TensorType:
     c.expect("[")
 
     def size() -> Sym:
-        return sym_of(c, s.vars)
+        return lexer.sym_of(c, s.vars)
 
-    shape = tuple(items_of(c, size, "]", ":", "@"))
+    shape = tuple(lexer.items_of(c, size, "]", ":", "@"))
     stride = contiguous_strides(shape)
     place = c.place
     if c.accept(":"):
-        stride = tuple(items_of(c, size, "]", "@"))
+        stride = tuple(lexer.items_of(c, size, "]", "@"))
         if len(stride) != len(shape):
             raise c.error(f"{len(shape)} sizes but {len(stride)} strides", place)
     offset = size() if c.accept("@") else ZERO
     c.expect("]")
-    device = word_of(c) if c.accept("on") else s.device
+    device = lexer.word_of(c) if c.accept("on") else s.device
     return TensorType(dtype, device, Layout(shape, stride, offset))
 
 
@@ -216,20 +205,20 @@ def show_atom(a: Atom) -> str:
 def atom_of(c: Cursor, s: Scope) -> Atom:
     """One argument of a call or one output."""
     if c.kind == "string":
-        return string_of(c)
+        return lexer.string_of(c)
     if c.text == "%":
-        return Ref(buffer_of(c))
+        return Ref(lexer.buffer_of(c))
     if c.accept("("):
-        return tuple(list_of(c, lambda: atom_of(c, s), ")"))
+        return tuple(lexer.list_of(c, lambda: atom_of(c, s), ")"))
     if c.text == "[":
-        return enclosed(c, lambda: sym_of(c, s.vars))
+        return lexer.enclosed(c, lambda: lexer.sym_of(c, s.vars))
     if c.text in WORDS:
         return WORDS[c.take()]
     if c.accept("complex"):
         c.expect("(")
-        real, imag = list_of(c, lambda: number_of(c), ")")
+        real, imag = lexer.list_of(c, lambda: number_of(c), ")")
         return complex(real, imag)
     if c.kind == "word":
-        kind = choice_of(c, _NAMED, "an argument")
-        return Named(cast(Any, kind), enclosed(c, lambda: word_of(c), "()"))
+        kind = lexer.choice_of(c, _NAMED, "an argument")
+        return Named(cast(Any, kind), lexer.enclosed(c, lambda: lexer.word_of(c), "()"))
     return number_of(c)

@@ -8,30 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from lenz.errors import InternalError
+from lenz.ir import graph
 from lenz.ir.dtype import BOOL, I32, I64
 from lenz.ir.expr import Expr
-from lenz.ir.graph import (
-    Extern,
-    Graph,
-    Loop,
-    Mutation,
-    Reduction,
-    Scan,
-    Scatter,
-    Sort,
-    View,
-    acc_dtype,
-    atom_refs,
-    bodies_of,
-    buffers_of,
-    held_by,
-    held_for_good,
-    loop_axes,
-    names_in,
-    outs_of,
-    reads_of,
-    roots_of,
-)
+from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Plan
 from lenz.ir.printer import line_of
@@ -110,22 +90,22 @@ def _check_graph(g: Graph) -> None:
         if isinstance(b, Buffer):
             d.define(b.name, b.type, b)
     for n in g.nodes:
-        for name in reads_of(n):
+        for name in graph.reads_of(n):
             if name in written:
                 broken("mutates-last", f"%{name} was written by {written[name]}", n)
         d.walk(n)
         match n:
-            case Extern():
+            case graph.Extern():
                 _extern(n, d)
                 written.update(dict.fromkeys(n.mutates, n.op))
                 # A call may determine sizes, also by the shape of its results.
                 _give((o for o in n.outs if isinstance(o, Sym)), d, n)
-                _give((s for b in outs_of(n) for s in b.type.layout.syms), d, n)
-            case View():
+                _give((s for b in graph.outs_of(n) for s in b.type.layout.syms), d, n)
+            case graph.View():
                 _view(n, d)
             case _:
                 _loop(n, d)
-        for b in outs_of(n):
+        for b in graph.outs_of(n):
             d.need(b.type.layout.syms, n, b.name)
             d.define(b.name, b.type, n)
     seen = {b.name for b in g.inputs if isinstance(b, Buffer)}
@@ -133,16 +113,16 @@ def _check_graph(g: Graph) -> None:
         _mutation(m, d, seen)
         seen.remove(m.input)
     d.atoms(g.outputs, g.outputs, "output-defined")
-    outputs = [name for a in g.outputs for name in atom_refs(a)]
+    outputs = [name for a in g.outputs for name in graph.atom_refs(a)]
     for name in g.free:
         if outputs.count(name) != 1:
             broken("output-free", f"%{name} leaves the graph {outputs.count(name)} times", g.free)
 
 
 def _check_told(g: Graph, told: Mapping[str, Layout]) -> None:
-    types = {name: b.type for name, b in buffers_of(g).items()} if told else {}
-    seen = [(n, name) for n in g.nodes if isinstance(n, Extern) for name in names_in(n)]
-    outputs = [name for a in g.outputs for name in atom_refs(a) if name not in g.free]
+    types = {name: b.type for name, b in graph.buffers_of(g).items()} if told else {}
+    seen = [(n, name) for n in g.nodes if isinstance(n, graph.Extern) for name in graph.names_in(n)]
+    outputs = [name for a in g.outputs for name in graph.atom_refs(a) if name not in g.free]
     for culprit, name in (*seen, *((g.outputs, name) for name in outputs)):
         if name not in told or ZERO in told[name].shape:
             continue
@@ -153,7 +133,7 @@ def _check_told(g: Graph, told: Mapping[str, Layout]) -> None:
             broken("layout-told", f"%{name} has strides {shown[0]} and not {shown[1]}", culprit)
 
 
-def _mutation(m: Mutation, d: Known, inputs: set[str]) -> None:
+def _mutation(m: graph.Mutation, d: Known, inputs: set[str]) -> None:
     if m.input not in inputs:
         broken("mutation", f"%{m.input} is not an input, or is mutated twice", m)
     value, to = d.use(m.value, m), d.types[m.input]
@@ -168,12 +148,12 @@ def _same_shape(a: tuple[Sym, ...], b: tuple[Sym, ...]) -> bool:
     return len(a) == len(b) and all(x is y or prove_eq(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _axes_match(n: Loop | View) -> None:
+def _axes_match(n: graph.Loop | graph.View) -> None:
     shape = n.out.type.shape
     if len(n.axes) != len(shape):
         broken("rank", f"{len(n.axes)} axes for a result of {len(shape)} dimensions", n)
     for d, (a, size) in enumerate(zip(n.axes, shape, strict=True)):
-        if isinstance(n, Sort) and d == n.dim:
+        if isinstance(n, graph.Sort) and d == n.dim:
             if n.body.dtype not in (I32, I64) or prove_le(a.extent + 1, size):
                 what = f"{show_sym(size)} of {show_sym(a.extent)} elements of {n.body.dtype}"
                 broken("sort", what, n)
@@ -182,9 +162,9 @@ def _axes_match(n: Loop | View) -> None:
             broken("axes-match-out", what, n)
 
 
-def _loop(n: Loop, d: Known) -> None:
-    scope = _scope(loop_axes(n), d, n)
-    if isinstance(n, Scatter):
+def _loop(n: graph.Loop, d: Known) -> None:
+    scope = _scope(graph.loop_axes(n), d, n)
+    if isinstance(n, graph.Scatter):
         _scatter(n, d, scope)
     else:
         _axes_match(n)
@@ -199,21 +179,21 @@ def _loop(n: Loop, d: Known) -> None:
             broken("dtype", f"%{name} is {t.dtype}, loaded as {dtype}", n)
         loads.append((e, t.shape))
 
-    bodies = bodies_of(n)
-    for e in bodies if isinstance(n, Scatter) else bodies[:1]:
+    bodies = graph.bodies_of(n)
+    for e in bodies if isinstance(n, graph.Scatter) else bodies[:1]:
         check_body(e, scope, {}, on_load, n)
-    if isinstance(n, (Reduction, Scan)):
+    if isinstance(n, (graph.Reduction, graph.Scan)):
         if n.kind in ("any", "all") and n.body.dtype is not BOOL:
             broken("reduce-dtype", f"{n.kind} of {n.body.dtype}", n)
-        acc = acc_dtype(n.kind, n.body.dtype)
+        acc = graph.acc_dtype(n.kind, n.body.dtype)
         check_body(n.finish, _scope(n.axes, d, n), {"acc": acc}, on_load, n)
-    check_bounds(loads, bodies, [a.extent for a in loop_axes(n)], n)
+    check_bounds(loads, bodies, [a.extent for a in graph.loop_axes(n)], n)
     value = bodies[-1].dtype
     if value is not n.out.dtype:
         broken("dtype", f"%{n.out.name} is {n.out.dtype}, its value {value}", n)
 
 
-def _scatter(n: Scatter, d: Known, scope: set[Var]) -> None:
+def _scatter(n: graph.Scatter, d: Known, scope: set[Var]) -> None:
     base = d.use(n.base, n)
     if base.dtype is not n.out.dtype or not _same_shape(base.shape, n.out.shape):
         broken("scatter-base", f"%{n.base} is {base.dtype}, or its shape not the result's", n)
@@ -224,7 +204,7 @@ def _scatter(n: Scatter, d: Known, scope: set[Var]) -> None:
     check_gather(n.index, n.bound, n)
 
 
-def _view(n: View, d: Known) -> None:
+def _view(n: graph.View, d: Known) -> None:
     source = d.use(n.source, n)
     scope = _scope(n.axes, d, n)
     _axes_match(n)
@@ -239,27 +219,27 @@ def _view(n: View, d: Known) -> None:
         broken("view-layout", f"the index lies {gap.value} elements from where the strides lead", n)
 
 
-def _extern(n: Extern, d: Known) -> None:
+def _extern(n: graph.Extern, d: Known) -> None:
     if n.single and len(n.outs) > 1:
         broken("extern", f"{len(n.outs)} results of a call that gives one", n)
     for k, name in n.aliases:
         d.use(name, n)
         if not 0 <= k < len(n.outs):
             broken("extern", f"alias of result {k}, there are {len(n.outs)}", n)
-    if n.draws == "key" and (given := reads_of(n)):
+    if n.draws == "key" and (given := graph.reads_of(n)):
         broken("key-first", f"a key depends on %{given[0]}", n)
 
 
 def _check_steps(s: Schedule) -> None:
-    types = {name: b.type for name, b in buffers_of(s.graph).items()}
+    types = {name: b.type for name, b in graph.buffers_of(s.graph).items()}
     seen: set[int] = set()
-    held, roots = Held(), roots_of(s.steps)
-    lent = {roots.get(n, n) for n in held_for_good(s.steps)}
+    held, roots = Held(), graph.roots_of(s.steps)
+    lent = {roots.get(n, n) for n in graph.held_for_good(s.steps)}
     own = lent & {m.input for m in s.graph.mutations}  # the program writes these
     for step in s.steps:
-        if isinstance(step, Extern):
-            memory = (roots.get(name, name) for name in held_by(step))
-            held.call(step.holds, memory, [b.name for b in outs_of(step)], step.waits)
+        if isinstance(step, graph.Extern):
+            memory = (roots.get(name, name) for name in graph.held_by(step))
+            held.call(step.holds, memory, [b.name for b in graph.outs_of(step)], step.waits)
         if not isinstance(step, Launch):
             continue
         if id(step.kernel) not in seen:

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
+from lenz.ir import kernel
 from lenz.ir.dtype import BOOL, I32, I64, DType
 from lenz.ir.expr import Expr
 from lenz.ir.forms import FORMS
-from lenz.ir.kernel import (
-    For,
-    If,
-    Kernel,
-    Let,
-    Local,
-    Param,
-    Reduce,
-    Scan,
-    Sort,
-    Stmt,
-    Store,
-    bodies_of,
-    slots,
-    walk,
-    words,
-)  # fmt: skip
 from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
 from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var, prove_le, substitute
@@ -40,7 +24,7 @@ class _Scope:
     `outside` is the number of loops around the innermost branch.
     """
 
-    loops: tuple[For, ...]
+    loops: tuple[kernel.For, ...]
     sizes: frozenset[Var]
     visible: dict[str, DType]
     outside: int = 0
@@ -51,10 +35,10 @@ class _Scope:
         return {*self.sizes, *(f.axis.var for f in self.loops)}
 
 
-def check_kernel(k: Kernel) -> None:
+def check_kernel(k: kernel.Kernel) -> None:
     """Raise Broken for the first broken rule."""
-    buffers: dict[str, Param | Local] = {}
-    declared: tuple[Param | Local, ...] = (*k.params, *k.locals)
+    buffers: dict[str, kernel.Param | kernel.Local] = {}
+    declared: tuple[kernel.Param | kernel.Local, ...] = (*k.params, *k.locals)
     for b in declared:
         if b.name in buffers:
             broken("name-once", f"%{b.name} is declared twice", k)
@@ -68,8 +52,12 @@ def check_kernel(k: Kernel) -> None:
         check_vars(p.size, sizes, k)
     run = _Check(k, buffers)
     run.block(k.body, _Scope((), sizes, {}))
-    stored = {s.buffer for s in walk(k.body) if isinstance(s, Store)}
-    stored |= {s.back.work for s in walk(k.body) if isinstance(s, Scan) and s.back is not None}
+    stored = {s.buffer for s in kernel.walk(k.body) if isinstance(s, kernel.Store)}
+    stored |= {
+        s.back.work
+        for s in kernel.walk(k.body)
+        if isinstance(s, kernel.Scan) and s.back is not None
+    }
     for p in k.params:
         if p.mode != "in" and p.name not in stored:
             broken("out-stored", f"%{p.name} is {p.mode}, but nothing stores to it", k)
@@ -78,38 +66,38 @@ def check_kernel(k: Kernel) -> None:
 class _Check:
     """One walk over the statements."""
 
-    def __init__(self, k: Kernel, buffers: dict[str, Param | Local]) -> None:
+    def __init__(self, k: kernel.Kernel, buffers: dict[str, kernel.Param | kernel.Local]) -> None:
         self.k = k
         self.buffers = buffers
-        self.defined: dict[str, Stmt] = {}
+        self.defined: dict[str, kernel.Stmt] = {}
 
-    def block(self, body: tuple[Stmt, ...], s: _Scope) -> dict[str, DType]:
+    def block(self, body: tuple[kernel.Stmt, ...], s: _Scope) -> dict[str, DType]:
         """Check statements; returns the reductions that an outer loop ends."""
         pending: dict[str, DType] = {}
-        places: dict[tuple[object, ...], Store] = {}
+        places: dict[tuple[object, ...], kernel.Store] = {}
         for x in body:
-            if isinstance(x, For):
+            if isinstance(x, kernel.For):
                 pending.update(self.loop(x, s))
                 continue
             self.walk(x, s)
             match x:
-                case If():
+                case kernel.If():
                     self.branch(x, s)
-                case Let():
+                case kernel.Let():
                     s.visible[x.name] = x.dtype
-                case Reduce():
+                case kernel.Reduce():
                     self.reduce(x, s)
                     pending[x.name] = x.dtype
-                case Scan():
+                case kernel.Scan():
                     self.scan(x, s)
                     s.visible[x.name] = x.dtype
-                case Sort():
+                case kernel.Sort():
                     self.sort(x)
-                case Store():
+                case kernel.Store():
                     self.store(x, s, places)
         return pending
 
-    def walk(self, x: Stmt, s: _Scope) -> None:
+    def walk(self, x: kernel.Stmt, s: _Scope) -> None:
         """Check names, sizes and values of a statement by its declaration."""
         for slot in FORMS[type(x)].slots:
             value = slot.get(x)
@@ -125,12 +113,12 @@ class _Check:
                 case "value" | "block":
                     self.body(value, s, x)
 
-    def loop(self, f: For, s: _Scope) -> dict[str, DType]:
+    def loop(self, f: kernel.For, s: _Scope) -> dict[str, DType]:
         """Check a loop; the reductions it ends become visible after it."""
         check_vars(f.axis.extent, s.vars, f)
         if any(v.name == f.axis.name for v in s.vars):
             broken("name-once", f"{f.axis.name} is a size or a loop around this one", f)
-        if f.kind == "vector" and any(isinstance(x, (For, If)) for x in f.body):
+        if f.kind == "vector" and any(isinstance(x, (kernel.For, kernel.If)) for x in f.body):
             broken("vector-loop-innermost", f"{f.axis.name} has a loop or a branch in it", f)
         if f.kind in SPREAD and any(o.kind not in SPREAD for o in s.loops):
             broken("parallel-outermost", f"{f.axis.name} is inside a loop that is not parallel", f)
@@ -143,21 +131,23 @@ class _Check:
         later: dict[str, DType] = {}
         for name, dtype in pending.items():
             stmt = self.defined[name]
-            if isinstance(stmt, Reduce) and not any(o.axis.var in stmt.over for o in s.loops):
+            if isinstance(stmt, kernel.Reduce) and not any(
+                o.axis.var in stmt.over for o in s.loops
+            ):
                 s.visible[name] = dtype
             else:
                 later[name] = dtype
         return later
 
-    def branch(self, x: If, s: _Scope) -> None:
+    def branch(self, x: kernel.If, s: _Scope) -> None:
         """Check a branch: names of its bodies are not visible outside."""
         used = {*x.lower.free_vars, *x.upper.free_vars}
         if any(f.kind == "lane" and f.axis.var in used for f in s.loops) or not x.then:
             broken("branch", "the lanes part ways, or the first body is empty", x)
-        for body in bodies_of(x):
+        for body in kernel.bodies_of(x):
             self.block(body, _Scope(s.loops, s.sizes, dict(s.visible), len(s.loops)))
 
-    def reduce(self, x: Reduce, s: _Scope) -> None:
+    def reduce(self, x: kernel.Reduce, s: _Scope) -> None:
         """Check the loops of a reduction."""
         around = [f.axis.var for f in s.loops[s.outside :]]
         if not x.over or len(set(x.over)) != len(x.over) or any(v not in around for v in x.over):
@@ -166,10 +156,10 @@ class _Check:
         if x.kind in ("any", "all") and x.value.dtype is not BOOL:
             broken("reduce-dtype", f"{x.kind} of {x.value.dtype}", x)
 
-    def sort(self, x: Sort) -> None:
+    def sort(self, x: kernel.Sort) -> None:
         """Check a sort."""
         b = self.buffers[x.buffer]
-        if not isinstance(b, Local) or b.dtype not in (I32, I64):
+        if not isinstance(b, kernel.Local) or b.dtype not in (I32, I64):
             broken("sort-local", f"%{x.buffer} is not a local of i32 or i64", x)
         for size in (x.size, x.keep):
             if size.hi is None or size.hi > b.size:
@@ -177,7 +167,7 @@ class _Check:
         if prove_le(x.size + 1, x.keep):
             broken("sort-local", f"{show_sym(x.keep)} of {show_sym(x.size)} elements", x)
 
-    def scan(self, x: Scan, s: _Scope) -> None:
+    def scan(self, x: kernel.Scan, s: _Scope) -> None:
         """Check the loops of a scan, and the workspace that carries it from program to program."""
         if not any(f.axis.var is x.over and f.kind not in SPREAD for f in s.loops[s.outside :]):
             broken("scan-over-enclosing", f"{x.name} runs over {x.over.name}", x)
@@ -189,21 +179,23 @@ class _Check:
         if grid is None or x.back.group < 2:
             broken("scan-over-enclosing", f"{x.name} goes on over {x.back.block.name}", x)
         b = self.buffers.get(x.back.work)
-        if not isinstance(b, Param) or b.mode != "work" or b.dtype is not I64:
+        if not isinstance(b, kernel.Param) or b.mode != "work" or b.dtype is not I64:
             broken("work-only", f"%{x.back.work} is not a workspace of i64", x)
         check_vars(x.back.at, s.vars, x)
         last: dict[Var, Sym] = {}  # of the loops, the last turn: panels of 16 of 24 rows end at 24
         for f in s.loops:
             last[f.axis.var] = substitute(f.axis.extent - 1, last)
-        each = words(x.value.dtype) * slots(grid.axis.extent, x.back.group)
+        each = kernel.words(x.value.dtype) * kernel.slots(grid.axis.extent, x.back.group)
         end = substitute(x.back.at, last) + each
         if end.hi is not None and isinstance(b.size, Int) and end.hi > b.size.value:
             broken("work-only", f"%{b.name} has {b.size.value} words, not {end.hi}", x)
 
-    def store(self, x: Store, s: _Scope, places: dict[tuple[object, ...], Store]) -> None:
+    def store(
+        self, x: kernel.Store, s: _Scope, places: dict[tuple[object, ...], kernel.Store]
+    ) -> None:
         """Check a store."""
         b = self.buffers[x.buffer]
-        mode = b.mode if isinstance(b, Param) else "inout"
+        mode = b.mode if isinstance(b, kernel.Param) else "inout"
         if mode == "in":
             broken("store-mode", f"%{x.buffer} is only read", x)
         if mode == "work":
@@ -217,12 +209,12 @@ class _Check:
         for e in x.bound:
             self.body(e, s, x)
         place = (x.buffer, x.offset, x.bound)
-        if isinstance(b, Param) and places.setdefault(place, x) is not x:
+        if isinstance(b, kernel.Param) and places.setdefault(place, x) is not x:
             broken("store-once", f"%{x.buffer}[{show_sym(x.offset)}] is stored twice", x)
         if x.offset.hi is not None and x.offset.hi < 0 and _runs(s):
             broken("index-in-bounds", f"{show_sym(x.offset)} is below 0", x)
 
-    def body(self, e: Expr, s: _Scope, x: Stmt) -> None:
+    def body(self, e: Expr, s: _Scope, x: kernel.Stmt) -> None:
         """Check an expression."""
         loads: list[tuple[Expr, tuple[Sym, ...]]] = []
 
@@ -231,13 +223,13 @@ class _Check:
             b = self.buffers.get(name)
             if b is None:
                 broken("defined-before-use", f"%{name} is no parameter and no local", x)
-            if isinstance(b, Param) and b.mode == "work":
+            if isinstance(b, kernel.Param) and b.mode == "work":
                 broken("work-only", f"%{name} is read, which is for scans", x)
             if len(index) != 1:
                 broken("flat", f"{len(index)} indices in a load of %{name}", x)
             if b.dtype is not dtype:
                 broken("dtype", f"%{name} is {b.dtype}, loaded as {dtype}", x)
-            size = Int(b.size) if isinstance(b, Local) else b.size
+            size = Int(b.size) if isinstance(b, kernel.Local) else b.size
             loads.append((load, (size,)))
 
         check_body(e, s.vars, s.visible, on_load, x)

@@ -12,25 +12,9 @@ from typing import Any
 
 from lenz import ops
 from lenz.errors import InternalError
+from lenz.ir import graph as ir
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr, canonical_bound, load, loads_of, ref
-from lenz.ir.graph import (
-    Atom,
-    Draws,
-    Extern,
-    Mutation,
-    Node,
-    Pointwise,
-    ReduceKind,
-    Reduction,
-    Scan,
-    ScanKind,
-    Scatter,
-    Sort,
-    UpdateMode,
-    View,
-    outs_of,
-)
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous, strided
 from lenz.records import dataclass, replace
@@ -96,13 +80,13 @@ class GraphBuilder:
 
     def __init__(self, eager_random: bool = False) -> None:
         self.eager_random = eager_random
-        self.nodes: list[Node] = []
-        self.mutations: list[Mutation] = []
+        self.nodes: list[ir.Node] = []
+        self.mutations: list[ir.Mutation] = []
         self.given: list[str] = []  # tensors passed to the graph
         self._layouts: dict[str, Layout] = {}
-        self._copies: dict[str, Pointwise] = {}
+        self._copies: dict[str, ir.Pointwise] = {}
         self._taken: dict[str, int] = {}
-        self._makers: dict[str, Node] = {}
+        self._makers: dict[str, ir.Node] = {}
         self._indexed = 0  # nodes indexed in `_makers`
         self._hint = "t"
         self._origin: tuple[str, ...] = ()
@@ -154,7 +138,7 @@ class GraphBuilder:
         axes = axes_for(type.shape)
         body = round_to(fn(_vars(axes)), type.dtype)
         out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
-        node = Pointwise(out, axes, body)
+        node = ir.Pointwise(out, axes, body)
         self.nodes.append(node)
         if body.op is LOAD and not body.args:
             self._copies[out.name] = node
@@ -162,7 +146,7 @@ class GraphBuilder:
 
     def reduce(
         self,
-        kind: ReduceKind,
+        kind: ir.ReduceKind,
         shape: Sequence[Sym],
         over: Sequence[Sym],
         fn: Callable[[Index, Index], Expr],
@@ -182,12 +166,12 @@ class GraphBuilder:
         if loads_of(done):
             raise InternalError(f"the finish of {self._hint} reads a buffer: that is a map's work")
         out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
-        self.nodes.append(Reduction(out, axes, raxes, kind, body, done))
+        self.nodes.append(ir.Reduction(out, axes, raxes, kind, body, done))
         return Value(out)
 
     def scan(
         self,
-        kind: ScanKind,
+        kind: ir.ScanKind,
         dim: int,
         fn: Callable[[Index], Expr],
         type: TensorType | None = None,
@@ -202,7 +186,7 @@ class GraphBuilder:
         body = fn(_vars(axes))
         done = round_to(ref("acc", body.dtype), type.dtype)
         out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
-        self.nodes.append(Scan(out, axes, dim, kind, body, done))
+        self.nodes.append(ir.Scan(out, axes, dim, kind, body, done))
         return Value(out)
 
     def sort(self, dim: int, size: Sym, fn: Callable[[Index], Expr], type: TensorType) -> Value:
@@ -213,12 +197,12 @@ class GraphBuilder:
         shape = [size if d == dim else s for d, s in enumerate(type.shape)]
         axes = axes_for(shape)
         out = self.define(f"{self._hint}_keys", replace(type, layout=_at_zero(type.layout)))
-        self.nodes.append(Sort(out, axes, dim, fn(_vars(axes))))
+        self.nodes.append(ir.Sort(out, axes, dim, fn(_vars(axes))))
         return Value(out)
 
     def scatter(
         self,
-        mode: UpdateMode,
+        mode: ir.UpdateMode,
         base: Value,
         over: Sequence[Sym],
         fn: Callable[[Index], tuple[Index, tuple[Expr, ...], Expr]],
@@ -236,7 +220,7 @@ class GraphBuilder:
         where, positions = canonical_bound(where, positions)
         out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
         value = round_to(value, type.dtype)
-        self.nodes.append(Scatter(out, base.name, axes, where, positions, value, mode))
+        self.nodes.append(ir.Scatter(out, base.name, axes, where, positions, value, mode))
         return Value(out)
 
     def view(
@@ -257,14 +241,14 @@ class GraphBuilder:
         told = zip(layout.stride, type.layout.stride, type.shape, strict=True)
         stride = tuple(t if n is ONE or ZERO in type.shape else s for s, t, n in told)
         out = self.define(self._hint, replace(type, layout=replace(layout, stride=stride)))
-        self.nodes.append(View(out, x.name, axes, where, detached))
+        self.nodes.append(ir.View(out, x.name, axes, where, detached))
         return Value(out)
 
     def extern(
         self,
         op: str,
-        args: tuple[Atom, ...],
-        kwargs: tuple[tuple[str, Atom], ...] = (),
+        args: tuple[ir.Atom, ...],
+        kwargs: tuple[tuple[str, ir.Atom], ...] = (),
         *,
         outs: tuple[TensorType | Sym | None, ...] | None = None,
         single: bool = True,
@@ -273,7 +257,7 @@ class GraphBuilder:
         reason: str = "library",
         holds: bool = False,
         waits: tuple[str, ...] = (),
-        draws: Draws = "",
+        draws: ir.Draws = "",
         refuses: bool = False,
     ) -> tuple[Value | Sym | None, ...]:
         """Call the eager op; returns one Value (or Sym, or None) per result."""
@@ -281,14 +265,14 @@ class GraphBuilder:
         made = tuple(
             self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
         )
-        seen = holds, waits, draws, refuses, self._origin
-        self.nodes.append(Extern(made, op, args, kwargs, single, mutates, aliases, reason, *seen))
+        told = single, mutates, aliases, reason, holds, waits, draws, refuses, self._origin
+        self.nodes.append(ir.Extern(made, op, args, kwargs, *told))
         return tuple(Value(o) if isinstance(o, Buffer) else o for o in made)
 
     def mutate(self, target: Value, value: Value) -> None:
         """The input holds `value` when the graph ends (same shape and dtype)."""
         self.mutations = [m for m in self.mutations if m.input != target.name]
-        self.mutations.append(Mutation(target.name, value.name))
+        self.mutations.append(ir.Mutation(target.name, value.name))
 
     def flat(self, x: Value, at: Index) -> Sym:
         """The storage offset at which opt/ reads an element; for a copy, in its source."""
@@ -315,13 +299,13 @@ def round_to(e: Expr, dtype: DType) -> Expr:
     return ops.narrow(e, dtype) if dtype.is_half and e.dtype.name == "f32" else ops.cast(e, dtype)
 
 
-def maker(b: GraphBuilder, name: str) -> Node | None:
+def maker(b: GraphBuilder, name: str) -> ir.Node | None:
     """The node that defines a buffer; None for an argument or a constant."""
     if b._indexed > len(b.nodes):  # a lowering was taken back
         b._makers.clear()
         b._indexed = 0
     for n in b.nodes[b._indexed :]:
-        b._makers.update((o.name, n) for o in outs_of(n))
+        b._makers.update((o.name, n) for o in ir.outs_of(n))
     b._indexed = len(b.nodes)
     return b._makers.get(name)
 

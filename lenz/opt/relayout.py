@@ -14,34 +14,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lenz.context import Context
+from lenz.ir import graph as ir
 from lenz.ir.expr import loads_of
-from lenz.ir.graph import (
-    Graph,
-    Node,
-    Pointwise,
-    Reduction,
-    Scatter,
-    atom_refs,
-    buffers_of,
-    reads_of,
-)
 from lenz.ir.tensor import Layout
 from lenz.opt.each import each
 
 
-def relayout(g: Graph, cx: Context) -> Graph:
+def relayout(g: ir.Graph, cx: Context) -> ir.Graph:
     """Walk from the last node to the first: a chain of loops adopts the last one's order."""
-    seen = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
+    seen = {r for a in g.outputs for r in ir.atom_refs(a)} | {m.value for m in g.mutations}
     wanted: dict[str, set[Layout] | None] = {}
-    made = {b.name: b.type.layout for b in buffers_of(g).values()}
+    made = {b.name: b.type.layout for b in ir.buffers_of(g).values()}
 
-    def moved(n: Node) -> Node:
-        if isinstance(n, (Pointwise, Reduction)) and n.out.name not in seen:
+    def moved(n: ir.Node) -> ir.Node:
+        if isinstance(n, (ir.Pointwise, ir.Reduction)) and n.out.name not in seen:
             n = _moved(n, wanted.get(n.out.name))
-        elif isinstance(n, Scatter) and n.out.name not in seen and wanted.get(n.out.name):
+        elif isinstance(n, ir.Scatter) and n.out.name not in seen and wanted.get(n.out.name):
             n = _like_its_values(n, made)
-        same = _read_in_place(n) if isinstance(n, Pointwise) else frozenset()
-        for name in reads_of(n):
+        same = _read_in_place(n) if isinstance(n, ir.Pointwise) else frozenset()
+        for name in ir.reads_of(n):
             layouts = wanted.setdefault(name, set())
             if layouts is not None:
                 wanted[name] = layouts | {n.out.type.layout} if name in same else None  # type: ignore[union-attr]  # readers in place are Pointwise
@@ -50,7 +41,9 @@ def relayout(g: Graph, cx: Context) -> Graph:
     return each(g, moved, last_first=True)
 
 
-def _moved(n: Pointwise | Reduction, layouts: set[Layout] | None) -> Pointwise | Reduction:
+def _moved(
+    n: ir.Pointwise | ir.Reduction, layouts: set[Layout] | None
+) -> ir.Pointwise | ir.Reduction:
     """The node with the layout of all its readers, if they agree and it has no gaps."""
     if layouts is None or len(layouts) != 1:
         return n
@@ -61,7 +54,7 @@ def _moved(n: Pointwise | Reduction, layouts: set[Layout] | None) -> Pointwise |
     return replace(n, out=replace(n.out, type=replace(own, layout=layout)))
 
 
-def _like_its_values(n: Scatter, made: Mapping[str, Layout]) -> Scatter:
+def _like_its_values(n: ir.Scatter, made: Mapping[str, Layout]) -> ir.Scatter:
     """A table with the dimension order of the values that are written to it.
 
     Values with channels last then go to contiguous channels, as vectors rather than one by one.
@@ -77,7 +70,7 @@ def _like_its_values(n: Scatter, made: Mapping[str, Layout]) -> Scatter:
     return n
 
 
-def _read_in_place(n: Pointwise) -> frozenset[str]:
+def _read_in_place(n: ir.Pointwise) -> frozenset[str]:
     """Buffers that the node reads at the same index as the element it computes."""
     here = tuple(a.var for a in n.axes)
     loads = loads_of(n.body)

@@ -12,18 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lenz.debug.names import shown
-from lenz.ir.graph import (
-    LOOPS,
-    Extern,
-    Graph,
-    Loop,
-    Reduction,
-    buffers_of,
-    origin_of,
-    outs_of,
-    reads_of,
-)  # fmt: skip
-from lenz.ir.graph import Scan as GraphScan
+from lenz.ir import graph as ir
 from lenz.ir.kernel import Kernel, Launch, Reduce, Scan, Schedule, walk
 from lenz.ir.printer import show_node
 
@@ -54,51 +43,53 @@ def owners(s: Schedule) -> dict[str, int]:
             for p, a in zip(step.kernel.params, step.args, strict=True):
                 if p.mode != "in":
                     written.setdefault(a, k)
-        elif isinstance(step, Extern):
-            written.update({b.name: k for b in outs_of(step)})
+        elif isinstance(step, ir.Extern):
+            written.update({b.name: k for b in ir.outs_of(step)})
     for m in s.graph.mutations:
         if m.input in written:
             written.setdefault(m.value, written[m.input])
     found: dict[str, int] = {}
     for n in reversed(s.graph.nodes):
-        for b in outs_of(n):
+        for b in ir.outs_of(n):
             at = written.get(b.name, found.get(b.name))
             if at is not None:
                 found[b.name] = at
-        own = next((found[b.name] for b in outs_of(n) if b.name in found), None)
-        if isinstance(n, LOOPS) and own is not None:
-            for name in reads_of(n):
+        own = next((found[b.name] for b in ir.outs_of(n) if b.name in found), None)
+        if isinstance(n, ir.LOOPS) and own is not None:
+            for name in ir.reads_of(n):
                 if name not in written:
                     found.setdefault(name, own)
     return found
 
 
-def nodes_by_step(s: Schedule) -> dict[int, list[Loop]]:
+def nodes_by_step(s: Schedule) -> dict[int, list[ir.Loop]]:
     """The loops of the graph that each launch computes, in order."""
-    made: dict[int, list[Loop]] = {}
+    made: dict[int, list[ir.Loop]] = {}
     of = owners(s)
     for n in s.graph.nodes:
-        if isinstance(n, LOOPS) and n.out.name in of:
+        if isinstance(n, ir.LOOPS) and n.out.name in of:
             made.setdefault(of[n.out.name], []).append(n)
     return made
 
 
-def node_rows(g: Graph, by_step: Mapping[int, Sequence[Loop]]) -> dict[int, list[dict[str, Any]]]:
+def node_rows(
+    g: ir.Graph, by_step: Mapping[int, Sequence[ir.Loop]]
+) -> dict[int, list[dict[str, Any]]]:
     """The text of each node, what it defines and reads, and the user's lines of it, by step."""
-    types = {"%" + name: b.type.dtype for name, b in buffers_of(g).items()}
+    types = {"%" + name: b.type.dtype for name, b in ir.buffers_of(g).items()}
     targets: dict[str, list[str]] = {m.value: [m.input] for m in g.mutations}
 
-    def row(n: Loop) -> dict[str, Any]:
+    def row(n: ir.Loop) -> dict[str, Any]:
         defines = [n.out.name, *targets.get(n.out.name, [])]
-        told = {"text": show_node(n, types), "defines": defines, "reads": reads_of(n)}
-        return told | {"lines": user_lines(origin_of(n))}
+        told = {"text": show_node(n, types), "defines": defines, "reads": ir.reads_of(n)}
+        return told | {"lines": user_lines(ir.origin_of(n))}
 
     return {k: [row(n) for n in nodes] for k, nodes in by_step.items()}
 
 
-def values_of(k: Kernel, nodes: Sequence[Loop]) -> dict[str, str]:
+def values_of(k: Kernel, nodes: Sequence[ir.Loop]) -> dict[str, str]:
     """The buffer behind each reduction or scan of a kernel; empty if the kernel has others."""
-    mine = [n for n in nodes if isinstance(n, (Reduction, GraphScan))]
+    mine = [n for n in nodes if isinstance(n, (ir.Reduction, ir.Scan))]
     found = {s.name: s for s in walk(k.body) if isinstance(s, (Reduce, Scan))}
     stmts = [found[name] for name in sorted(found, key=lambda v: (len(v), v))]
     if [s.kind for s in stmts] != [n.kind for n in mine]:

@@ -6,19 +6,8 @@ from dataclasses import replace
 
 from lenz.context import Context
 from lenz.debug.blame import blaming
+from lenz.ir import graph as ir
 from lenz.ir.expr import load, loads_of
-from lenz.ir.graph import (
-    Extern,
-    Graph,
-    Pointwise,
-    Scatter,
-    View,
-    atom_refs,
-    buffers_of,
-    reads_of,
-    rename_reads,
-    roots_of,
-)  # fmt: skip
 from lenz.ir.kernel import Launch, Schedule
 from lenz.ir.tensor import Buffer, axes_for
 from lenz.machines import Space
@@ -32,24 +21,24 @@ from lenz.schedule.scatter import homes, parts_of
 from lenz.sym import ZERO
 
 
-def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
+def schedule(g: ir.Graph, cx: Context, space: Space | None = None) -> Schedule:
     """Fuse the loops of a graph into kernels and put kernels, calls and views in order.
 
     Launches keep candidate kernels, one for each shape that their machine, or `space`, would time.
     """
-    buffers = buffers_of(g)
+    buffers = ir.buffers_of(g)
     layouts = {name: b.type.layout for name, b in buffers.items()}
-    roots = roots_of(g.nodes)
+    roots = ir.roots_of(g.nodes)
     items: list[Item] = []
     home = homes(g, layouts)
     roots = {**{name: home.get(root, root) for name, root in roots.items()}, **home}
     for n in g.nodes:
         with blaming(n):
-            if isinstance(n, Scatter):
+            if isinstance(n, ir.Scatter):
                 items.extend(parts_of(n, home.get(n.out.name, n.out.name), buffers, roots))
-            elif isinstance(n, (Extern, View)):
-                renamed = rename_reads(n, home)
-                assert isinstance(renamed, (Extern, View))
+            elif isinstance(n, (ir.Extern, ir.View)):
+                renamed = ir.rename_reads(n, home)
+                assert isinstance(renamed, (ir.Extern, ir.View))
                 items.append(renamed)
             else:
                 items.extend(nests_of(n, layouts, roots))
@@ -60,7 +49,7 @@ def schedule(g: Graph, cx: Context, space: Space | None = None) -> Schedule:
     cells = order(partition)
     stored = _stored(g, cells)
     unaligned = _unaligned(g, cx)
-    steps: list[Launch | Extern | View] = []
+    steps: list[Launch | ir.Extern | ir.View] = []
     made: dict[object, Launch] = {}
     for cell in cells:
         if isinstance(cell, Group):
@@ -79,20 +68,20 @@ def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict
     index = [a.var for a in axes]
     body = load(value, index, source.dtype)
     out = replace(into, name=f"{target}.new", origin=source.origin)
-    return nest_of(Pointwise(out, axes, body), {value: source.type.layout}, roots, target)
+    return nest_of(ir.Pointwise(out, axes, body), {value: source.type.layout}, roots, target)
 
 
-def _unaligned(g: Graph, cx: Context) -> frozenset[str]:
+def _unaligned(g: ir.Graph, cx: Context) -> frozenset[str]:
     """Buffers without a known alignment: results of calls that may be views into other memory."""
     found: set[str] = set()
     strange = {b.name for b in g.inputs if isinstance(b, Buffer)}
     if not cx.options.aligned:
         found |= strange
     for n in g.nodes:
-        if isinstance(n, View):
+        if isinstance(n, ir.View):
             if n.out.type.layout.offset is not ZERO or n.source in strange or n.source in found:
                 strange.add(n.out.name)
-        elif isinstance(n, Extern) and n.aliases:
+        elif isinstance(n, ir.Extern) and n.aliases:
             # Our own memory stays where it is when a call writes it or waits for it.
             where = {b for _, b in n.aliases} - strange - found
             kept = {k for k, b in n.aliases if b in where and (b in n.mutates or n.waits)}
@@ -101,10 +90,10 @@ def _unaligned(g: Graph, cx: Context) -> frozenset[str]:
     return frozenset(found)
 
 
-def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:
+def _stored(g: ir.Graph, cells: list[Cell]) -> frozenset[str]:
     """Values that are read outside of their cell, returned, written back to inputs, or checked."""
-    names = {r for a in g.outputs for r in atom_refs(a)}
-    read = {r for n in g.nodes for r in reads_of(n)}
+    names = {r for a in g.outputs for r in ir.atom_refs(a)}
+    read = {r for n in g.nodes for r in ir.reads_of(n)}
     for cell in cells:
         if isinstance(cell, Group):
             own = {n.name for n in cell.nests}
@@ -114,7 +103,7 @@ def _stored(g: Graph, cells: list[Cell]) -> frozenset[str]:
                     names |= {n.name, n.target} if n.updates else {n.name}
                 names |= {r for r in _reads(n) if r not in own}
         else:
-            names |= set(reads_of(cell))
+            names |= set(ir.reads_of(cell))
     return frozenset(names)
 
 

@@ -10,22 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from lenz.context import Context
+from lenz.ir import kernel as ir
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, syms_of
-from lenz.ir.kernel import (
-    For,
-    Kernel,
-    Launch,
-    Mode,
-    Param,
-    Stmt,
-    Store,
-    exprs_of,
-    map_leaves,
-    syms_in,
-    walk,
-    with_buffers,
-)  # fmt: skip
 from lenz.ir.op import LOAD
 from lenz.ir.syntax import map_values
 from lenz.ir.tensor import Buffer
@@ -44,8 +31,8 @@ def build(
     env: SymEnv,
     cx: Context,
     space: Space | None,
-    made: dict[object, Launch],
-) -> Launch:
+    made: dict[object, ir.Launch],
+) -> ir.Launch:
     """The kernel of a group, memoised in `made`: groups that differ only in names share one.
 
     `stored` are the values that are used outside of the group, `unaligned` the buffers without a
@@ -79,16 +66,16 @@ def build(
         relies = machine.capabilities.relies
         launches = [_finish(group, f, own, strange if relies else None) for f in forms]
         kernels = [_bounded(x.kernel, env) if relies else x.kernel for x in launches]
-        made[key] = Launch(kernels[0], launches[0].args, tuple(kernels) if kernels[1:] else ())
+        made[key] = ir.Launch(kernels[0], launches[0].args, tuple(kernels) if kernels[1:] else ())
     same = made[key]
     old = {new: name for name, new in names.items()}
     args = tuple(old.get(a) or f"{g.name}.work" for a in same.args)
     name, origins = kernel_name(g), tuple(dict.fromkeys(o for n in g.nests for o in n.out.origin))
     kernel, *candidates = (replace(k, name=name) for k in (same.kernel, *same.candidates))
-    return Launch(kernel, args, tuple(candidates), origins, device_of(g))
+    return ir.Launch(kernel, args, tuple(candidates), origins, device_of(g))
 
 
-def _bounded(k: Kernel, env: SymEnv) -> Kernel:
+def _bounded(k: ir.Kernel, env: SymEnv) -> ir.Kernel:
     """The kernel with the upper bounds on sizes that its plan checks, where they are lower.
 
     Lanes may rely on a lower bound that follows from the program's own checks.
@@ -105,28 +92,28 @@ def _bounded(k: Kernel, env: SymEnv) -> Kernel:
 
 def _finish(
     g: Group, form: Form, buffers: Mapping[str, Buffer], unaligned: frozenset[str] | None
-) -> Launch:
+) -> ir.Launch:
     local = {x.name for x in form.locals}
-    stores = [x for x in walk(form.body) if isinstance(x, Store) and x.buffer not in local]
+    stores = [x for x in ir.walk(form.body) if isinstance(x, ir.Store) and x.buffer not in local]
     writes = dict.fromkeys(x.buffer for x in stores)
-    reads = dict.fromkeys(e.attrs[0] for e in loads_of(*exprs_of(form.body)))
+    reads = dict.fromkeys(e.attrs[0] for e in loads_of(*ir.exprs_of(form.body)))
     reads = {name: None for name in reads if name not in local}
     if form.kind == "scatter":  # elements that the kernel does not write keep their value
         reads |= writes
     args = tuple({**reads, **writes})
     names = {name: f"a{k}" for k, name in enumerate(args)}
-    found: list[Param] = []
+    found: list[ir.Param] = []
     for a in args:
         type, is_aligned = buffers[a].type, unaligned is not None and a not in unaligned
-        mode: Mode = "in" if a not in writes else "inout" if a in reads else "out"
-        found.append(Param(names[a], type.dtype, type.layout.storage, mode, is_aligned))
+        mode: ir.Mode = "in" if a not in writes else "inout" if a in reads else "out"
+        found.append(ir.Param(names[a], type.dtype, type.layout.storage, mode, is_aligned))
     if form.work is not None:
         names[""] = f"a{len(args)}"
-        found.append(Param(names[""], I64, form.work, "work", True))
+        found.append(ir.Param(names[""], I64, form.work, "work", True))
         args += (f"{g.name}.work",)
     params, body = tuple(found), _renamed(form.body, names)
-    sizes = _sizes(params, body)
-    return Launch(Kernel(g.name, form.kind, params, sizes, body, form.locals, form.tile), args)
+    parts = params, _sizes(params, body), body
+    return ir.Launch(ir.Kernel(g.name, form.kind, *parts, form.locals, form.tile), args)
 
 
 def kernel_name(g: Group) -> str:
@@ -149,13 +136,13 @@ def _renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
     return lambda e: interpret(e, visit, memo)
 
 
-def _renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ...]:
+def _renamed(body: tuple[ir.Stmt, ...], names: Mapping[str, str]) -> tuple[ir.Stmt, ...]:
     renamed = _renaming(lambda name: names.get(name, name))
 
-    return map_leaves(body, lambda s: with_buffers(map_values(s, renamed), names))
+    return ir.map_leaves(body, lambda s: ir.with_buffers(map_values(s, renamed), names))
 
 
-def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]:
+def _sizes(params: tuple[ir.Param, ...], body: tuple[ir.Stmt, ...]) -> tuple[Var, ...]:
     """The size variables of the kernel, by name: all variables that no loop binds."""
     bound: dict[Var, None] = {}
     used: dict[Var, None] = {}
@@ -165,13 +152,13 @@ def _sizes(params: tuple[Param, ...], body: tuple[Stmt, ...]) -> tuple[Var, ...]
 
     for p in params:
         use(p.size)
-    for st in walk(body):
-        if isinstance(st, For):
+    for st in ir.walk(body):
+        if isinstance(st, ir.For):
             bound[st.axis.var] = None
             use(st.axis.extent)
-        for s in syms_in(st):
+        for s in ir.syms_in(st):
             use(s)
-    for e in nodes_of(*exprs_of(body)):
+    for e in nodes_of(*ir.exprs_of(body)):
         for s in syms_of(e):
             use(s)
     return tuple(sorted((v for v in used if v not in bound), key=lambda v: v.name))

@@ -12,31 +12,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lenz.ir import graph as ir
 from lenz.ir.expr import load, loads_of, nodes_of
-from lenz.ir.graph import (
-    Extern,
-    Graph,
-    Pointwise,
-    Scatter,
-    View,
-    atom_refs,
-    bodies_of,
-    outs_of,
-    reads_of,
-)
 from lenz.ir.tensor import Buffer, Layout, axes_for
 from lenz.schedule.nest import Nest, nest_of
 
 
-def homes(g: Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
+def homes(g: ir.Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
     """For each scatter, the buffer in whose memory it works, if not its own."""
     found: dict[str, str] = {}
-    scatters = [(k, n) for k, n in enumerate(g.nodes) if isinstance(n, Scatter)]
-    returned = {r for a in g.outputs for r in atom_refs(a)}
+    scatters = [(k, n) for k, n in enumerate(g.nodes) if isinstance(n, ir.Scatter)]
+    returned = {r for a in g.outputs for r in ir.atom_refs(a)}
     written = {m.value for m in g.mutations}
     uses: dict[str, int] = {}
     for n in g.nodes:
-        for name in reads_of(n):
+        for name in ir.reads_of(n):
             uses[name] = uses.get(name, 0) + 1
     for _, n in reversed(scatters):
         own = n.out.name
@@ -58,43 +48,43 @@ def homes(g: Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
     return found
 
 
-def _loads(n: Scatter) -> set[str]:
-    return {e.attrs[0] for e in loads_of(*bodies_of(n))}
+def _loads(n: ir.Scatter) -> set[str]:
+    return {e.attrs[0] for e in loads_of(*ir.bodies_of(n))}
 
 
-def _is_needed(g: Graph, name: str, at: int) -> bool:
+def _is_needed(g: ir.Graph, name: str, at: int) -> bool:
     """True if node number `at`, or a later one, may read the memory of an input."""
     shared = _sharing(g, name)
-    returned = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
+    returned = {r for a in g.outputs for r in ir.atom_refs(a)} | {m.value for m in g.mutations}
     n = g.nodes[at]
-    assert isinstance(n, Scatter)
-    reads = {r for later in g.nodes[at + 1 :] for r in reads_of(later)} | _loads(n) | returned
+    assert isinstance(n, ir.Scatter)
+    reads = {r for later in g.nodes[at + 1 :] for r in ir.reads_of(later)} | _loads(n) | returned
     return bool(shared & reads)
 
 
-def _escapes(g: Graph, name: str) -> bool:
+def _escapes(g: ir.Graph, name: str) -> bool:
     """True if the value, or a possible alias of it, is returned or written elsewhere."""
     shared = _sharing(g, name)
-    if any(m in shared for n in g.nodes if isinstance(n, Extern) for m in n.mutates):
+    if any(m in shared for n in g.nodes if isinstance(n, ir.Extern) for m in n.mutates):
         return True
-    returned = {r for a in g.outputs for r in atom_refs(a)}
+    returned = {r for a in g.outputs for r in ir.atom_refs(a)}
     values = [m.value for m in g.mutations]
     return bool(shared & returned) or sum(v in shared for v in values) > 1
 
 
-def _sharing(g: Graph, name: str) -> set[str]:
+def _sharing(g: ir.Graph, name: str) -> set[str]:
     """A buffer, and those that may share its memory."""
     shared = {name}
     for n in g.nodes:
-        if isinstance(n, View) and n.source in shared:
+        if isinstance(n, ir.View) and n.source in shared:
             shared.add(n.out.name)
-        elif isinstance(n, Extern) and any(source in shared for _, source in n.aliases):
-            shared |= {b.name for b in outs_of(n)}
+        elif isinstance(n, ir.Extern) and any(source in shared for _, source in n.aliases):
+            shared |= {b.name for b in ir.outs_of(n)}
     return shared
 
 
 def parts_of(
-    n: Scatter, at: str, buffers: Mapping[str, Buffer], roots: Mapping[str, str]
+    n: ir.Scatter, at: str, buffers: Mapping[str, Buffer], roots: Mapping[str, str]
 ) -> list[Nest]:
     """The nests of a scatter in the memory of buffer `at`: the copy, if any, and the updates."""
     layouts = {name: b.type.layout for name, b in buffers.items()}
@@ -103,6 +93,6 @@ def parts_of(
     if roots.get(n.base, n.base) != at:
         axes = axes_for(into.shape)
         body = load(n.base, [a.var for a in axes], into.dtype)
-        parts.append(nest_of(Pointwise(into, axes, body), layouts, roots))
+        parts.append(nest_of(ir.Pointwise(into, axes, body), layouts, roots))
     updates = replace(n, out=replace(into, name=f"{n.out.name}.put"))
     return [*parts, nest_of(updates, layouts, roots, at)]

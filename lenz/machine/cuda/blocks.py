@@ -17,19 +17,8 @@ from __future__ import annotations
 import itertools
 import math
 
+from lenz.ir import kernel
 from lenz.ir.expr import cost_of, loads_of, vars_of
-from lenz.ir.kernel import (
-    If,
-    KernelKind,
-    LookBack,
-    Scan,
-    Stmt,
-    Store,
-    TileConfig,
-    position,
-    slots,
-    words,
-)  # fmt: skip
 from lenz.ir.tensor import Axes, Axis
 from lenz.machine.cuda.capabilities import CAN
 from lenz.machine.cuda.flat import flattened
@@ -60,7 +49,7 @@ BRIEF, LONG = 32, 96  # costs of the formulas of a group
 class Tile:
     """The result of a rule: lanes per axis, elements per thread, stages (0: those of the shape)."""
 
-    kind: KernelKind
+    kind: kernel.KernelKind
     widths: dict[Axis, int]
     each: int
     stages: int = 0
@@ -79,7 +68,7 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
         warps = max(1, min(warps, area // 1024))
     if made.kind == "outer_reduction" and made.each < ONE_WARP and not shape.thread:
         warps = _column_warps(warps, g, made.widths, env)
-    return Form(made.kind, body, TileConfig(warps=warps, stages=made.stages or shape.stages))
+    return Form(made.kind, body, kernel.TileConfig(warps=warps, stages=made.stages or shape.stages))
 
 
 def _scans(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
@@ -145,7 +134,8 @@ def _flat(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
     warps = max(1, shape.tile // (32 * each))
     # 48 registers hold 16 elements of short formulas. The gradient of cross-entropy for 8192 x
     # 50257 bf16 takes 413 us with 48, 447 with 64, and 458 with 72, the assembler's choice.
-    return Form("pointwise", flat, TileConfig(warps=warps, registers=3 * each if each > 8 else 0))
+    tile = kernel.TileConfig(warps=warps, registers=3 * each if each > 8 else 0)
+    return Form("pointwise", flat, tile)
 
 
 def _each(g: Group, most: int) -> int:
@@ -221,9 +211,9 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Form:
     widths = _widths(axes, shape.tile, env)
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all(axes, widths, at)
-    store = all_moved([Store(n.target, n.offset, n.body, n.result.bound, n.result.mode)], at)
+    store = all_moved([kernel.Store(n.target, n.offset, n.body, n.result.bound, n.result.mode)], at)
     body = nested(grid, "grid", nested(lanes, "lane", store))
-    return Form("scatter", body, TileConfig(warps=_warps(_area(widths), 8, shape)))
+    return Form("scatter", body, kernel.TileConfig(warps=_warps(_area(widths), 8, shape)))
 
 
 def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
@@ -235,7 +225,7 @@ def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
     if not in_parts(g):
         return None
     axes, (r,) = g.domain.axes, g.domain.raxes
-    scans = [words(x.value.dtype) for x in s.loops[0] if isinstance(x, Scan)]
+    scans = [kernel.words(x.value.dtype) for x in s.loops[0] if isinstance(x, kernel.Scan)]
     wide, group = (sum(scans) - 1).bit_length(), shape.group
     part, total = shape.part >> wide, env.hint(g.domain.rows) * env.hint(g.domain.length)
     while part > 2048 and total < FEW * part:  # (10, 131072): 8.1 us, in parts of 8192 9.1 us
@@ -254,13 +244,13 @@ def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all(axes, widths, at)
     (block,), (lane,) = cut_all([r], widths, at)
-    row = substitute(position(axes), at)
+    row = substitute(kernel.position(axes), at)
     work: Sym = ZERO
     body: list[Statement] = []
     for x in s.loops[0]:
-        if isinstance(x, Scan):
-            each = words(x.value.dtype) * slots(block.extent, group)
-            back = LookBack(block.var, "", work + row * each, group)
+        if isinstance(x, kernel.Scan):
+            each = kernel.words(x.value.dtype) * kernel.slots(block.extent, group)
+            back = kernel.LookBack(block.var, "", work + row * each, group)
             x, work = replace(x, over=lane.var, back=back), work + g.domain.rows * each
         body.append(x)
     inside = nested([*lanes, lane], "lane", all_moved(body, at))
@@ -269,7 +259,7 @@ def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
     # bits: 2^26 i64 take 290 us with 2 warps, 326 us with 4.
     warps = max(1 if area <= 256 else 2 if scans == [2] else 4, area // 2048)
     warps = _warps(area, 16, shape) if shape.thread else warps
-    tile = TileConfig(warps=warps, stages=shape.stages)
+    tile = kernel.TileConfig(warps=warps, stages=shape.stages)
     return Form("split_scan", nested([block, *grid], "grid", inside), tile, work=work)
 
 
@@ -336,7 +326,7 @@ def _row_room(
         return max(area, 256), 16
     if shape.thread or not is_held or rows < FEW // 4:
         return shape.rows, 16
-    stores = any(isinstance(x, Store) for loop in s.loops for x in loop)
+    stores = any(isinstance(x, kernel.Store) for loop in s.loops for x in loop)
     if area <= 1024:
         return (min(shape.rows, 1024), 32) if stores else (shape.rows, 16)
     over = {r.var for r in raxes}
@@ -371,7 +361,7 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
         budget <<= _odd(axes[-1], env)
     widths = _widths(axes[-1:], panel, env)
     whole = {a: power_of_two(_length(a, env)) for a in raxes}
-    stores = any(isinstance(x, Store) for loop in s.loops for x in loop)
+    stores = any(isinstance(x, kernel.Store) for loop in s.loops for x in loop)
     again = _reads_again(s) and (few or stores) and len(raxes) < MOST_AXES
     # Half of a row's limit, because such loops share several values, or f64.
     room = shape.row // 2 // _area(whole)
@@ -444,20 +434,20 @@ def _part(g: Group) -> Axes:
 
 def _loops(
     d: Domain, part: Axes, s: Stages, widths: dict[Axis, int], env: SymEnv
-) -> tuple[Stmt, ...]:
+) -> tuple[kernel.Stmt, ...]:
     """The loops of all rows. If the length is unknown, short rows are held (`whole`)."""
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all([a for a in d.axes if a not in part], widths, at)
     turns, rows = cut_all(part, widths, at)
 
-    def row(most: dict[Axis, int] | None) -> tuple[Stmt, ...]:
+    def row(most: dict[Axis, int] | None) -> tuple[kernel.Stmt, ...]:
         steps, inner = cut_all(d.raxes, widths, at, most)
         new = (*turns, *rows, *steps, *inner)
         over = {
             a.var: tuple(x.var for x in new if x.name in (a.name, f"{a.name}b"))
             for a in (*part, *d.raxes)
         }
-        found: list[Stmt] = []
+        found: list[kernel.Stmt] = []
         for k, statements in enumerate(s.rows):
             found.extend((*s.sorts.get(k, ()), *all_moved(statements, at)))
             if k < len(s.loops) and s.loops[k]:
@@ -475,7 +465,7 @@ def _loops(
     fits = all(n <= widths.get(a, 1) for a, n in most.items())
     held = undecided([(a.extent, Int(n + 1)) for a, n in most.items()])
     if fits and held is not None and _reads_again(s):
-        body = (If(*held, row(most), body),)
+        body = (kernel.If(*held, row(most), body),)
     body = nested(turns, "seq", nested(rows, "lane", body))
     if s.columns:
         body += nested(cut_all(d.raxes, widths, at)[1], "lane", all_moved(s.columns, at))

@@ -8,27 +8,14 @@ later loop over the same lanes finds them in registers.
 
 from __future__ import annotations
 
+from itertools import chain
 from math import prod
 
 from lenz.debug.blame import blaming
 from lenz.errors import InternalError
+from lenz.ir import kernel as ir
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import all_syms, loads_of, nodes_of
-from lenz.ir.kernel import (
-    For,
-    If,
-    Kernel,
-    Let,
-    Reduce,
-    Scan,
-    Sort,
-    Stmt,
-    Store,
-    exprs_of,
-    overwrites_safely,
-    syms_in,
-    walk,
-)  # fmt: skip
 from lenz.ir.tensor import Axis
 from lenz.machine.cuda.triton.accumulators import Accumulators
 from lenz.machine.cuda.triton.compile import KernelText
@@ -50,7 +37,7 @@ EARLY = 8  # elements per thread up to which the loads of later loops are in fli
 LIBDEVICE = "from triton.language.extra import libdevice\n"
 
 
-def emit(k: Kernel, arch: int = 80) -> KernelText:
+def emit(k: ir.Kernel, arch: int = 80) -> KernelText:
     """The text of one kernel, under its own name, with everything its compiler needs.
 
     It is for GPUs of compute capability `arch` (90: 9.0) and later; arch 80 uses nothing newer.
@@ -74,14 +61,14 @@ def emit(k: Kernel, arch: int = 80) -> KernelText:
     )
 
 
-def _indices(k: Kernel) -> list[Sym]:
+def _indices(k: ir.Kernel) -> list[Sym]:
     """Every index of a kernel: offsets, positions and extents."""
-    found = all_syms(*exprs_of(k.body))
-    for s in walk(k.body):
-        found += syms_in(s)
-        if isinstance(s, For):
+    found = all_syms(*ir.exprs_of(k.body))
+    for s in ir.walk(k.body):
+        found += ir.syms_in(s)
+        if isinstance(s, ir.For):
             found.append(s.axis.extent)
-        elif isinstance(s, Scan) and s.back is not None:
+        elif isinstance(s, ir.Scan) and s.back is not None:
             found.append(next(p.size for p in k.params if p.name == s.back.work))
     return found
 
@@ -89,7 +76,7 @@ def _indices(k: Kernel) -> list[Sym]:
 class _Body:
     """Writes the statements of one kernel."""
 
-    def __init__(self, k: Kernel, wide: bool) -> None:
+    def __init__(self, k: ir.Kernel, wide: bool) -> None:
         self.k = k
         self.text = Text()
         self.widths = widths_of(k)
@@ -98,7 +85,7 @@ class _Body:
         own = {v: width for v, width in self.widths.items() if v not in twins}
         self.dims = {v: list(own).index(twins.get(v, v)) for v in self.widths}
         self.indices = Indices(self.text, wide)
-        written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
+        written = frozenset(s.buffer for s in ir.walk(k.body) if isinstance(s, ir.Store))
         widths = list(own.values())
         nobody: list[Term | None] = [None] * len(own)
         self.lanes = Lanes(list(own), widths, nobody, self.fast(), pairs_of(self.widths))
@@ -107,7 +94,7 @@ class _Body:
         self.around: Dims = NO_DIMS
         self.grid: list[Axis] = []
         self.fence = any(
-            p.mode == "inout" and not overwrites_safely(k, p.name, p.name) for p in k.params
+            p.mode == "inout" and not ir.overwrites_safely(k, p.name, p.name) for p in k.params
         )
 
     def fast(self) -> Dims:
@@ -126,7 +113,7 @@ class _Body:
             self.indices.vars[v] = Term(v.name)
         stmts = self.k.body
         grid: list[Axis] = []
-        while len(stmts) == 1 and isinstance(stmts[0], For) and stmts[0].kind == "grid":
+        while len(stmts) == 1 and isinstance(stmts[0], ir.For) and stmts[0].kind == "grid":
             grid.append(stmts[0].axis)
             stmts = stmts[0].body
         self.grid = grid
@@ -143,7 +130,8 @@ class _Body:
     def halves(self) -> None:
         """The positions of the pairs of lanes, if anything is computed by pairs."""
         pairs = self.lanes.pairs
-        if pairs is None or all(e.op is not SHARED_BITS for e in nodes_of(*exprs_of(self.k.body))):
+        nodes = nodes_of(*ir.exprs_of(self.k.body))
+        if pairs is None or all(e.op is not SHARED_BITS for e in nodes):
             return
         d = self.dims[pairs.lane]
         half = f"tl.arange(0, {pairs.width // 2}){self.lanes.place(d)}"
@@ -166,30 +154,30 @@ class _Body:
                 self.text.put(0, f"{a.name} = {rest}")
             self.indices.vars[a.var] = Term(a.name)
 
-    def statements(self, body: tuple[Stmt, ...]) -> None:
+    def statements(self, body: tuple[ir.Stmt, ...]) -> None:
         """Write statements in order."""
         for k, s in enumerate(body, 1):
-            if not isinstance(s, (For, If, Sort)):
+            if not isinstance(s, (ir.For, ir.If, ir.Sort)):
                 self.values.ahead(s.value)
             match s:
-                case For(_, "lane", _):
+                case ir.For(_, "lane", _):
                     self.lane(s, body[k:])
-                case For():
+                case ir.For():
                     self.loop(s)
-                case If():
+                case ir.If():
                     self.branch(s)
-                case Let(name, value):
+                case ir.Let(name, value):
                     self.values.refs[name] = self.values.value(value)
-                case Reduce():
+                case ir.Reduce():
                     self.accs.take(s)
-                case Scan():
+                case ir.Scan():
                     self.scan(s)
-                case Sort():
+                case ir.Sort():
                     self.sort(s)
-                case Store():
+                case ir.Store():
                     self.store(s)
 
-    def lane(self, f: For, later: tuple[Stmt, ...]) -> None:
+    def lane(self, f: ir.For, later: tuple[ir.Stmt, ...]) -> None:
         """Open a dimension of the tile while its statements are written.
 
         What `later` loops over these lanes load is loaded before a reduction, for which all threads
@@ -202,14 +190,15 @@ class _Body:
         self.around |= {d}
         self.statements(f.body)
         if ending and prod(self.lanes.widths) <= EARLY * 32 * self.k.tile.warps:
-            same = [x for x in later if isinstance(x, For) and x.axis == f.axis]
-            for x in [y for loop in same for y in loop.body if isinstance(y, Let | Reduce | Store)]:
-                self.values.load(x.value)
+            same = [x for x in later if isinstance(x, ir.For) and x.axis == f.axis]
+            for x in chain.from_iterable(loop.body for loop in same):
+                if isinstance(x, ir.Let | ir.Reduce | ir.Store):
+                    self.values.load(x.value)
         self.around -= {d}
         for acc in ending:
             self.accs.finish(acc)
 
-    def loop(self, f: For) -> None:
+    def loop(self, f: ir.For) -> None:
         """A loop of the text."""
         if f.kind not in ("seq", "unroll"):
             raise InternalError(f"a {f.kind} loop inside a program", pass_name="codegen")
@@ -231,7 +220,7 @@ class _Body:
         for acc in ending:
             self.accs.finish(acc)
 
-    def branch(self, s: If) -> None:
+    def branch(self, s: ir.If) -> None:
         """The one body or the other; nothing of it is known outside."""
         lower, upper = [self.indices.term(x, {}).text for x in (s.lower, s.upper)]
         floor, least, fence = self.values.floor, self.text.least, self.fence
@@ -265,7 +254,7 @@ class _Body:
             self.text.keep(key, found)
         return found
 
-    def scan(self, s: Scan) -> None:
+    def scan(self, s: ir.Scan) -> None:
         """Running results along one dimension of the tile; lanes past the end come last."""
         v, d = self.values, self.dims[s.over]
         value = v.value(s.value)
@@ -283,7 +272,7 @@ class _Body:
             )
         v.refs[s.name] = self.text.let(text, dims, self.text.level)
 
-    def sort(self, s: Sort) -> None:
+    def sort(self, s: ir.Sort) -> None:
         """Sort the rows of a tile; padding comes last."""
         v = self.values
         tile, dtype = v.locals[s.buffer]
@@ -300,7 +289,7 @@ class _Body:
         v.forget(s.buffer)
         v.locals[s.buffer] = (self.text.let(text, tile.dims, self.text.level), dtype)
 
-    def store(self, s: Store) -> None:
+    def store(self, s: ir.Store) -> None:
         """One store of a tile by the lanes that have an element."""
         v = self.values
         value = v.value(s.value)
@@ -333,17 +322,17 @@ class _Body:
         v.forget(s.buffer)
 
 
-def _twins(k: Kernel, widths: dict[Var, int]) -> dict[Var, Var]:
+def _twins(k: ir.Kernel, widths: dict[Var, int]) -> dict[Var, Var]:
     """Lanes of another branch, or that read a sort's result -> the lanes with their dimension."""
     first: dict[tuple[str, int], Var] = {}
     twins = {v: first.setdefault((v.name, width), v) for v, width in widths.items()}
     scratch = {x.name for x in k.locals}
     full = {
         s.buffer: s.offset
-        for s in walk(k.body)
-        if isinstance(s, Store) and isinstance(s.offset, Var) and s.buffer in scratch
+        for s in ir.walk(k.body)
+        if isinstance(s, ir.Store) and isinstance(s.offset, Var) and s.buffer in scratch
     }
-    for e in loads_of(*exprs_of(k.body)):
+    for e in loads_of(*ir.exprs_of(k.body)):
         if e.attrs[0] in full:
             twins[e.attrs[1][0]] = full[e.attrs[0]]
     return {v: of for v, of in twins.items() if of is not v}
