@@ -30,23 +30,8 @@ from lenz.opt.wide_sums import wide_sums
 
 Pass = Callable[[Graph, Context], Graph]
 
-PASSES: dict[str, Pass] = {
-    "pad_matmul": pad_matmul,
-    "views": views,
-    "dedup": dedup,
-    "unloop": unloop,
-    "relayout": relayout,
-    "inline": inline,
-    "precision": precision,
-    "rotate": rotate,
-    "simplify": simplify,
-    "equal_terms": equal_terms,
-    "pad_rows": pad_rows,
-    "online": online,
-    "wide_sums": wide_sums,
-    "split_reduce": split_reduce,
-    "unmask": unmask,
-    "narrow": narrow,
-    "drop": drop,
-    "draws": draws,
-}
+IN_ORDER = (
+    pad_matmul, views, dedup, unloop, relayout, inline, precision, rotate, simplify, equal_terms,
+    pad_rows, online, wide_sums, split_reduce, unmask, narrow, drop, draws,
+)  # fmt: skip
+PASSES: dict[str, Pass] = {run.__name__: run for run in IN_ORDER}
