@@ -20,23 +20,14 @@ from lenz.context import Context
 from lenz.debug.counters import count
 from lenz.debug.failing import fault, in_eager, recorder_of
 from lenz.errors import InternalError
-from lenz.frontend import FxProgram
+from lenz.frontend import FxProgram, wrapping
 from lenz.frontend.asked import Moment, asked
 from lenz.frontend.floats import fix_floats
 from lenz.frontend.identity import Untold
 from lenz.frontend.program import GraphKind, boxed, boxed_eager
 from lenz.frontend.session import interning
 from lenz.frontend.untraced import outside
-from lenz.frontend.wrapping import (
-    CAN_FORCE,
-    are_leaves,
-    as_json,
-    described,
-    detached,
-    from_json,
-    now,
-    wrapped,
-)  # fmt: skip
+from lenz.frontend.wrapping import CAN_FORCE, are_leaves
 from lenz.halves import Half, loaded_half, plan_in
 from lenz.ir.plan import Boxed, Plan
 from lenz.loading import complete
@@ -89,7 +80,7 @@ class TraceRecord:
     def traced(self) -> None:
         """AOTAutograd is done with the graph; its backward half may be compiled later."""
         try:
-            self.metadata, self.guards = described(), self.moment.told()
+            self.metadata, self.guards = wrapping.described(), self.moment.told()
         except Untold:
             return
         self.keep()
@@ -100,9 +91,9 @@ class TraceRecord:
         if self.metadata is None or kinds not in KINDS:
             return
         try:
-            known, detach = as_json(self.metadata), []
+            known, detach = wrapping.as_json(self.metadata), []
             if "backward" in kinds:
-                detach = detached(self.metadata, self.halves["backward"]["gives"])
+                detach = wrapping.detached(self.metadata, self.halves["backward"]["gives"])
             elif "forward" in kinds and not (CAN_FORCE and are_leaves(self.metadata)):
                 return
         except Untold:
@@ -125,7 +116,7 @@ class TraceRecord:
         try:
             if (entry := self.entry()) is None:
                 return None
-            metadata, halves = from_json(entry["metadata"]), entry["halves"]
+            metadata, halves = wrapping.from_json(entry["metadata"]), entry["halves"]
             with interning():
                 made = {
                     kind: loaded_half(half, self.store, self.options, Retraced(self, again, kind))
@@ -137,7 +128,7 @@ class TraceRecord:
             self.strides = first.strides
             if "forward" in made:
                 second = outside(second or Late(self, again), "a backward pass compiled by lenz")
-            run = wrapped(
+            run = wrapping.wrapped(
                 metadata, entry["detach"], boxed(first), second and boxed(second), self.backward
             )
             self.moment.ask(entry["guards"])
@@ -197,7 +188,7 @@ class TraceRecord:
 
         faults, native, name = list[Exception](), keys.native_names(self.store), "graph"
         told = native, name, entered, failed
-        with self.moment.again(), now():
+        with self.moment.again(), wrapping.now():
             capture(self.gm, self.inputs, collect, self.options, *told)
         if faults:
             raise faults[0]

@@ -18,17 +18,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from lenz.context import Context
+from lenz.ir import expr
 from lenz.ir import graph as ir
-from lenz.ir.expr import (
-    Expr,
-    cost_of,
-    interpret,
-    loads_of,
-    nodes_of,
-    reindex,
-    replace_loads,
-    syms_of,
-)
+from lenz.ir.expr import Expr
 from lenz.ir.op import LOAD, MASKED
 from lenz.ir.tensor import Axis, Buffer
 from lenz.machines import capabilities_of, runs_programs
@@ -86,7 +78,7 @@ def inline(g: ir.Graph, cx: Context) -> ir.Graph:
         if (
             isinstance(n, ir.Pointwise)
             and _inlines(n, uses[n.out.name], kept, g.env)
-            and not any(e.attrs[0] in written for e in loads_of(n.body))
+            and not any(e.attrs[0] in written for e in expr.loads_of(n.body))
             and cx.allow("inline", n.out.name)
         ):
             bodies[n.out.name] = n
@@ -113,11 +105,11 @@ def _without(g: ir.Graph, inlined: Collection[str], covered: Collection[str]) ->
 
 
 def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: SymEnv) -> bool:
-    if u.loops == 0 or len(nodes_of(n.body)) > MAX_NODES:
+    if u.loops == 0 or len(expr.nodes_of(n.body)) > MAX_NODES:
         return False
     own = max(env.hint(product(n.out.shape)), 1)
-    loads = len(loads_of(n.body))
-    cost = cost_of(n.body) - loads
+    loads = len(expr.loads_of(n.body))
+    cost = expr.cost_of(n.body) - loads
     if u.other == 0 and u.loops == 1 and u.loads == 1 and u.elements <= own:
         return True
     if cost <= 1.0 and loads <= 1:
@@ -128,7 +120,7 @@ def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env:
         launch = not u.once and not any(
             e.attrs[0] in kept
             and _takes_each_once(list(zip(e.attrs[1], kept[e.attrs[0]], strict=True)), n.axes)
-            for e in loads_of(n.body)
+            for e in expr.loads_of(n.body)
         )
         return _pays_on_gpu(n, u, own, launch)
     # Recomputed several times, or for a broadcast: only if it is cheap and reads little.
@@ -144,7 +136,7 @@ def _pays_on_gpu(n: ir.Pointwise, u: Uses, own: int, launch: bool) -> bool:
     `launch`: neither the kernel of an operand nor that of a reader could store the value.
     """
     size, can = n.out.type.dtype.bytes, capabilities_of(n.out.type.device)
-    if not loads_of(n.body) and cost_of(n.body) <= GPU_TABLE:
+    if not expr.loads_of(n.body) and expr.cost_of(n.body) <= GPU_TABLE:
         return True
     moving = _moving(n)
     cost = math.fsum(e.op.cost for e in moving if e.op is not LOAD)
@@ -162,9 +154,9 @@ def _moving(n: ir.Pointwise) -> list[Expr]:
     memo: dict[Expr, bool] = {}
 
     def moves(e: Expr, args: list[bool]) -> bool:
-        return any(args) or any(v in s.free_vars for s in syms_of(e) for v in inner)
+        return any(args) or any(v in s.free_vars for s in expr.syms_of(e) for v in inner)
 
-    interpret(n.body, moves, memo)
+    expr.interpret(n.body, moves, memo)
     return [e for e, moved in memo.items() if moved]
 
 
@@ -184,8 +176,8 @@ def _covers(e: Expr, n: ir.Loop, p: ir.Pointwise) -> bool:
     every = list(zip(e.attrs[1], p.out.shape, strict=True))
     pairs = [d for a, d in zip(p.axes, every, strict=True) if a in checks]
     inside = {x for i, size in every for x in (i, size - 1 - i)}
-    for m in nodes_of(*ir.bodies_of(n)):
-        masks = m.op is MASKED and any(x.attrs == e.attrs for x in loads_of(m.args[1]))
+    for m in expr.nodes_of(*ir.bodies_of(n)):
+        masks = m.op is MASKED and any(x.attrs == e.attrs for x in expr.loads_of(m.args[1]))
         # Tests may only say that the index is inside the result.
         if masks and any(spare_of(t) not in inside for t in tests_of(m.args[0])):
             return False
@@ -240,18 +232,18 @@ def _substitute(n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str]) 
         p = bodies.get(name)
         if p is None:
             return None
-        budget -= len(nodes_of(p.body))
+        budget -= len(expr.nodes_of(p.body))
         if budget < 0:
             return None
         origins.update(dict.fromkeys(p.out.origin))
         if p.body.checks and name not in covered and _covers(e, n, p):
             covered.add(name)
         at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, index, strict=True)}
-        return reindex(p.body, at, e.args)
+        return expr.reindex(p.body, at, e.args)
 
     if not any(name in bodies for name in ir.reads_of(n)):
         return n
-    new = ir.map_bodies(n, lambda e: replace_loads(e, replacement))
+    new = ir.map_bodies(n, lambda e: expr.replace_loads(e, replacement))
     origin = tuple(dict.fromkeys((*origins, *n.out.origin)))
     return replace(new, out=replace(n.out, origin=origin))
 
@@ -272,7 +264,7 @@ def uses_of(g: ir.Graph) -> dict[str, Uses]:
                 axes, can = ir.loop_axes(n), capabilities_of(n.out.type.device)
                 elements = max(g.env.hint(product(a.extent for a in axes)), 1)
                 seen: dict[str, int] = {}
-                for e in loads_of(*ir.bodies_of(n)):
+                for e in expr.loads_of(*ir.bodies_of(n)):
                     name = e.attrs[0]
                     if can.units:
                         once = name not in seen and _takes_each_once(
@@ -305,6 +297,6 @@ def uses_of(g: ir.Graph) -> dict[str, Uses]:
         of(m.value).loads += 1
     for n in reversed(g.nodes):
         if isinstance(n, ir.Pointwise) and of(n.out.name).apart:
-            for e in loads_of(n.body):
+            for e in expr.loads_of(n.body):
                 of(e.attrs[0]).apart = True
     return uses

@@ -16,20 +16,10 @@ from collections.abc import Callable, Mapping
 
 from lenz import ops
 from lenz.context import Context
+from lenz.ir import expr
 from lenz.ir import graph as ir
 from lenz.ir.dtype import I64
-from lenz.ir.expr import (
-    Expr,
-    const,
-    finished,
-    index,
-    loads_of,
-    nodes_of,
-    rebuild,
-    reindex,
-    replace_loads,
-    vars_of,
-)
+from lenz.ir.expr import Expr
 from lenz.ir.op import INDEX
 from lenz.ir.tensor import Axis, Layout
 from lenz.machines import runs_programs
@@ -72,7 +62,7 @@ def unloop(g: ir.Graph, cx: Context) -> ir.Graph:
                 body = written_out(n, layouts)
             body = _solved(n, hot) if body is None else body
             if body is not None and cx.allow("unloop", n.out.name):
-                return ir.Pointwise(n.out, n.axes, finished(n.finish, body))
+                return ir.Pointwise(n.out, n.axes, expr.finished(n.finish, body))
         return n
 
     return each(g, straight)
@@ -85,13 +75,16 @@ def written_out(n: ir.Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
     if combine is None or 0 in lengths:
         return None
     count = product(lengths).hi or 0
-    sparse = all(_is_sparse(e, a, layouts) for e in loads_of(n.body) for a in n.raxes)
-    if count > (LONGEST if sparse else LONGEST_ROW) or count * len(nodes_of(n.body)) > MAX_NODES:
+    sparse = all(_is_sparse(e, a, layouts) for e in expr.loads_of(n.body) for a in n.raxes)
+    if (
+        count > (LONGEST if sparse else LONGEST_ROW)
+        or count * len(expr.nodes_of(n.body)) > MAX_NODES
+    ):
         return None
     total: Expr | None = None
     for place in itertools.product(*map(range, lengths)):
         at: dict[Var, Sym] = {a.var: Int(i) for a, i in zip(n.raxes, place, strict=True)}
-        part = reindex(n.body, at)
+        part = expr.reindex(n.body, at)
         to = ops.reduce_dtype(n.kind, part.dtype)
         total = ops.of_one(n.kind, part) if total is None else combine(total, ops.cast(part, to))
     return total
@@ -107,7 +100,7 @@ def _one_hot(e: Expr) -> list[Expr] | None:
     """The conditions of `where(c and d and .., v, 0)`, below casts; None for anything else."""
     while e.op in (CAST, NARROW):
         e = e.args[0]
-    if e.op is not WHERE or e.args[2] is not const(0, e.dtype):
+    if e.op is not WHERE or e.args[2] is not expr.const(0, e.dtype):
         return None
     conditions = tests_of(e.args[0])
     return conditions if any(c.op is EQ for c in conditions) else None
@@ -124,10 +117,10 @@ def _solved(n: ir.Reduction, hot: Mapping[str, ir.Pointwise]) -> Expr | None:
         if p is None:
             return None
         at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, e.attrs[1], strict=True)}
-        return reindex(p.body, at, e.args)
+        return expr.reindex(p.body, at, e.args)
 
     (r,), first = long, {a.var: ZERO for a in n.raxes if a.extent is ONE}
-    body = reindex(replace_loads(n.body, seen), first)
+    body = expr.reindex(expr.replace_loads(n.body, seen), first)
     conditions = _one_hot(body)
     if conditions is None:
         return None
@@ -136,14 +129,14 @@ def _solved(n: ir.Reduction, hot: Mapping[str, ir.Pointwise]) -> Expr | None:
     if len(hits) != 1:
         return None
     hit, t, _ = hits[0]
-    inside = ops.le(0, t) & (t < index(r.extent, I64))
+    inside = ops.le(0, t) & (t < expr.index(r.extent, I64))
     for c in reversed(conditions):
         inside = inside if c is hit else inside & c
 
     def chosen(e: Expr) -> Expr:
         if e.op is WHERE:
             return ops.where(inside, e.args[1], e.args[2])
-        return rebuild(e, (chosen(e.args[0]),))
+        return expr.rebuild(e, (chosen(e.args[0]),))
 
     new = ops.of_one("sum", chosen(body))
-    return None if r.var in vars_of(new) else new
+    return None if r.var in expr.vars_of(new) else new

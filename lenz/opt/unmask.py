@@ -15,19 +15,9 @@ from functools import reduce
 
 from lenz import ops
 from lenz.context import Context
+from lenz.ir import expr
 from lenz.ir.dtype import I64
-from lenz.ir.expr import (
-    Expr,
-    const,
-    index,
-    interpret,
-    loads_of,
-    masked,
-    nodes_of,
-    rebuild,
-    replace_loads,
-    vars_of,
-)
+from lenz.ir.expr import Expr
 from lenz.ir.graph import Graph, Loop, Reduction, buffers_of, map_bodies
 from lenz.ir.op import INDEX, MASKED
 from lenz.ops.bits import AND
@@ -49,11 +39,11 @@ def _unmasked(n: Loop, shapes: Mapping[str, tuple[Sym, ...]]) -> Loop:
     inner = frozenset(axes[-1].var for axes in rows if axes)
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
-        e = rebuild(e, tuple(args))
+        e = expr.rebuild(e, tuple(args))
         return _lowered(e, inner, shapes) if e.op is MASKED else e
 
     memo: dict[Expr, Expr] = {}
-    return map_bodies(n, lambda body: interpret(body, visit, memo))
+    return map_bodies(n, lambda body: expr.interpret(body, visit, memo))
 
 
 def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]) -> Expr:
@@ -61,8 +51,8 @@ def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...
     cond, value, other = e.args
     tests = tests_of(cond)
     rows = {t: s for t in tests if (s := _own_place(t, tests)) is not None}
-    loads = loads_of(value)
-    if any(x.op.guarded for x in nodes_of(value)):
+    loads = expr.loads_of(value)
+    if any(x.op.guarded for x in expr.nodes_of(value)):
         return e
     kept = {x: [_for_load(t, s, x, inner, shapes) for t, s in rows.items()] for x in loads}
     if all(list(rows) == new for new in kept.values()):
@@ -71,12 +61,12 @@ def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...
     def at_load(x: Expr) -> Expr | None:
         new = [_for_load(t, s, x, inner, shapes) for t, s in rows.items()]
         held = [t for t in new if t is not None]
-        return masked(reduce(ops.and_, held), x, const(0, x.dtype)) if held else None
+        return expr.masked(reduce(ops.and_, held), x, expr.const(0, x.dtype)) if held else None
 
-    value = replace_loads(value, at_load)
+    value = expr.replace_loads(value, at_load)
     rest = [t for t in tests if t not in rows]
     if rest:
-        value = masked(reduce(ops.and_, rest), value, other)
+        value = expr.masked(reduce(ops.and_, rest), value, other)
     return ops.where(reduce(ops.and_, rows), value, other)
 
 
@@ -84,7 +74,7 @@ def _for_load(
     test: Expr, place: Sym, x: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]
 ) -> Expr | None:
     """The test that remains for one load: none, the same, or the end of the padded row."""
-    if isinstance(place, Var) and not x.args and not vars_of(x) & {place, *inner}:
+    if isinstance(place, Var) and not x.args and not expr.vars_of(x) & {place, *inner}:
         return None
     n = test.args[1].attrs[0].value
     end = -(-n // UNIT) * UNIT
@@ -96,7 +86,7 @@ def _for_load(
         return test
     if place.hi is not None and place.hi < end:
         return None
-    return test.args[0] < index(Int(end), I64)
+    return test.args[0] < expr.index(Int(end), I64)
 
 
 def tests_of(cond: Expr) -> list[Expr]:
@@ -125,7 +115,7 @@ def _own_place(test: Expr, tests: list[Expr]) -> Sym | None:
     if test.op is not LT or any(x.op is not INDEX or x.args for x in test.args):
         return None
     s, n = (x.attrs[0] for x in test.args)
-    others = vars_of(*(t for t in tests if t is not test))
-    if not isinstance(n, Int) or n.value < 1 or s.lo != 0 or vars_of(test) & others:
+    others = expr.vars_of(*(t for t in tests if t is not test))
+    if not isinstance(n, Int) or n.value < 1 or s.lo != 0 or expr.vars_of(test) & others:
         return None
     return s  # type: ignore[no-any-return]  # attributes are Any

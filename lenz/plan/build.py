@@ -6,20 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from lenz.context import Context
 from lenz.debug.blame import blaming
+from lenz.ir import graph
 from lenz.ir import plan as ir
 from lenz.ir.expr import nodes_of
-from lenz.ir.graph import (
-    Extern,
-    Graph,
-    Ref,
-    View,
-    atom_refs,
-    buffers_of,
-    held_by,
-    held_for_good,
-    reads_of,
-    roots_of,
-)
+from lenz.ir.graph import Extern, View
 from lenz.ir.kernel import Launch, Param, Schedule, exprs_of, programs
 from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.machines import capabilities_of, runs_programs
@@ -116,7 +106,7 @@ class _Builder:
 
     def run(self) -> ir.Plan:
         g = self.schedule.graph
-        self.buffers, self.roots = buffers_of(g), roots_of(self.schedule.steps)
+        self.buffers, self.roots = graph.buffers_of(g), graph.roots_of(self.schedule.steps)
         self.bases = _bases(self.schedule)
         self.schedule = _without_dead_views(self.schedule, self.bases)
         for view, root in self.roots.items():
@@ -168,7 +158,7 @@ class _Builder:
                 steps.append(step)
         return tuple(steps), tuple((moved[k], text) for k, text in self.comments)
 
-    def inputs(self, g: Graph) -> tuple[ir.Input | ir.SizeInput, ...]:
+    def inputs(self, g: graph.Graph) -> tuple[ir.Input | ir.SizeInput, ...]:
         """Arguments, and sizes that only tensor arguments determine."""
         made: list[ir.Input | ir.SizeInput] = []
         bound = self.known
@@ -191,9 +181,9 @@ class _Builder:
         self.defined.update(dict.fromkeys(b.name for b in g.constants))
         return tuple(made)
 
-    def lifetimes(self, g: Graph) -> None:
+    def lifetimes(self, g: graph.Graph) -> None:
         """The last step that uses each memory; a view keeps its root alive."""
-        self.lent = {self.roots.get(n, n) for n in held_for_good(self.schedule.steps)}
+        self.lent = {self.roots.get(n, n) for n in graph.held_for_good(self.schedule.steps)}
         for k, step in enumerate(self.schedule.steps):
             for name in _names(step):
                 if not isinstance(step, Extern) or step.op == "lenz.as_strided":
@@ -201,10 +191,10 @@ class _Builder:
                 self.last[name] = k
                 self.last[self.roots.get(name, name)] = k
             if isinstance(step, Extern) and step.waits:
-                refs = (r for a in step.args for r in atom_refs(a))
+                refs = (r for a in step.args for r in graph.atom_refs(a))
                 self.late.update(self.roots.get(r, r) for r in refs)
         for a in g.outputs:
-            for name in atom_refs(a):
+            for name in graph.atom_refs(a):
                 self.pinned |= {name, self.roots.get(name, name)}
         self.pinned |= {b.name for b in g.constants}
 
@@ -292,26 +282,26 @@ class _Builder:
         only = step.outs[0] if len(step.outs) == 1 else None
         if out is not None and isinstance(only, Buffer) and only.type.dtype.is_float:
             self.allocate(only)
-            kwargs = (*step.kwargs, ("out", Ref(only.name)))
+            kwargs = (*step.kwargs, ("out", graph.Ref(only.name)))
             self.comment(step)
             self.steps.append(ir.CallStep(out, step.args, kwargs, (only.name,), True, into=True))
             return
         # Shared memory is dropped after its last use here, and never reused.
         shared = {*step.mutates, *(source for _, source in step.aliases)}
-        shared |= self.lent.intersection(self.roots.get(n, n) for n in held_by(step))
+        shared |= self.lent.intersection(self.roots.get(n, n) for n in graph.held_by(step))
         self.own -= {n for m in shared for n in (m, self.roots.get(m, m))}
         outs = tuple(o.name if isinstance(o, Buffer) else o for o in step.outs)
         self.known.update(dict.fromkeys(o for o in outs if isinstance(o, Var)))
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
         self.comment(step)
         counted = not (step.single or step.op.startswith(TRUSTED)) and outs != (None,) * len(outs)
-        is_untold = step.op.startswith(UNTOLD) and any(reads_of(step))
+        is_untold = step.op.startswith(UNTOLD) and any(graph.reads_of(step))
         writes = bool(step.mutates) or is_untold
         told = False, step.holds, step.waits, counted, step.draws, writes
         self.steps.append(ir.CallStep(step.op, step.args, step.kwargs, outs, step.single, *told))
         # `getitem` extracts a result of a tuple; the maker is the op that returned the tuple.
         of = step.args[0] if step.op == "py.operator.getitem" else None
-        maker = self.makers.get(of.name, step.op) if isinstance(of, Ref) else step.op
+        maker = self.makers.get(of.name, step.op) if isinstance(of, graph.Ref) else step.op
         for o in step.outs:
             if isinstance(o, Buffer):
                 self.makers[o.name] = maker
@@ -389,7 +379,7 @@ def _without_dead_views(s: Schedule, bases: Mapping[str, str]) -> Schedule:
     Kernels address the memory of a view, so most views of a graph are not needed.
     """
     used = {n for step in s.steps if not isinstance(step, View) for n in _names(step)}
-    used |= {n for a in s.graph.outputs for n in atom_refs(a)}
+    used |= {n for a in s.graph.outputs for n in graph.atom_refs(a)}
     for n in sorted(used):
         while (n := bases.get(n, "")) and n not in used:
             used.add(n)
@@ -404,7 +394,7 @@ def _names(step: Launch | Extern | View) -> tuple[str, ...]:
         case View(_, source):
             return (source,)
         case Extern():
-            return reads_of(step)
+            return graph.reads_of(step)
 
 
 def _defined(step: Launch | Extern | View) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
+from lenz import sym
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, interpret, nodes_of, rebuild, syms_of
 from lenz.ir.kernel import Store
@@ -25,20 +26,7 @@ from lenz.ops.compare import EQ, GE, GT, LE, LT, NE, WHERE
 from lenz.ops.fold import apply, value_of
 from lenz.schedule.cut import all_moved
 from lenz.schedule.stages import Statement
-from lenz.sym import (
-    FloorDiv,
-    Int,
-    Max,
-    Min,
-    Mod,
-    Sym,
-    Var,
-    affine_in,
-    children,
-    prove_eq,
-    prove_le,
-    prove_lt,
-)
+from lenz.sym import Int, Sym, Var
 
 WHOLE = 32  # smallest span that gets its own loop, in elements: two vectors of f32
 MOST, NODES = 6, 400  # limits on spans, and on nodes in all copies of the body, for compile time
@@ -92,21 +80,21 @@ def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
             yield from up.get(e.op, (a - b, b - a))
     todo = [s.offset for s in stores] + [s for e in nodes for s in syms_of(e)]
     for s in todo:
-        if isinstance(s, (Min, Max)):
-            yield from (a - b for a, b in combinations(children(s), 2))
-        elif isinstance(s, (FloorDiv, Mod)):
-            a, n = children(s)
+        if isinstance(s, (sym.Min, sym.Max)):
+            yield from (a - b for a, b in combinations(sym.children(s), 2))
+        elif isinstance(s, (sym.FloorDiv, sym.Mod)):
+            a, n = sym.children(s)
             if isinstance(n, Int) and a.lo is not None and a.hi is not None:
                 first, last = a.lo // n.value + 1, a.hi // n.value
                 # One more than `_parts` accepts: it would split off only a few of a thousand
                 # multiples.
                 yield from (a - n * k for k in range(first, min(last, first + 2 * MOST) + 1))
-        todo.extend(children(s))
+        todo.extend(sym.children(s))
 
 
 def _turn(d: Sym, v: Var) -> int | None:
     """The first v at which the answer to d >= 0 changes, for d = c * v + r."""
-    parts = affine_in(d, v)
+    parts = sym.affine_in(d, v)
     if parts is None or not all(isinstance(x, Int) for x in parts):
         return None
     c, r = (x.value for x in parts if isinstance(x, Int))
@@ -114,12 +102,12 @@ def _turn(d: Sym, v: Var) -> int | None:
 
 
 _HOLDS = {
-    LE: (prove_le, lambda a, b: prove_lt(b, a)),
-    LT: (prove_lt, lambda a, b: prove_le(b, a)),
-    GE: (lambda a, b: prove_le(b, a), prove_lt),
-    GT: (lambda a, b: prove_lt(b, a), prove_le),
-    EQ: (prove_eq, lambda a, b: prove_lt(a, b) or prove_lt(b, a)),
-    NE: (lambda a, b: prove_lt(a, b) or prove_lt(b, a), prove_eq),
+    LE: (sym.prove_le, lambda a, b: sym.prove_lt(b, a)),
+    LT: (sym.prove_lt, lambda a, b: sym.prove_le(b, a)),
+    GE: (lambda a, b: sym.prove_le(b, a), sym.prove_lt),
+    GT: (lambda a, b: sym.prove_lt(b, a), sym.prove_le),
+    EQ: (sym.prove_eq, lambda a, b: sym.prove_lt(a, b) or sym.prove_lt(b, a)),
+    NE: (lambda a, b: sym.prove_lt(a, b) or sym.prove_lt(b, a), sym.prove_eq),
 }
 
 

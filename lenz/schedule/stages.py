@@ -12,22 +12,9 @@ from the few elements that it keeps come last.
 from __future__ import annotations
 
 from lenz import ops
+from lenz.ir import expr
 from lenz.ir.dtype import F32, F64
-from lenz.ir.expr import (
-    Expr,
-    cost_of,
-    finished,
-    interpret,
-    is_bound_var,
-    load,
-    loads_of,
-    nodes_of,
-    rebuild,
-    ref,
-    replace_loads,
-    syms_of,
-    vars_of,
-)
+from lenz.ir.expr import Expr
 from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store, position
 from lenz.ir.op import LOAD, REF
 from lenz.ops.cast import CAST
@@ -70,7 +57,7 @@ class Stages:
         found: list[Sym] = []
         parts = self.loops if any(self.loops) else self.rows
         for part in parts:
-            own = [_moves(e) for x in part for e in loads_of(x.value)]
+            own = [_moves(e) for x in part for e in expr.loads_of(x.value)]
             own += [x.offset for x in part if isinstance(x, Store)]
             found += dict.fromkeys(own)
         return found
@@ -92,7 +79,7 @@ class Stages:
 def _moves(e: Expr) -> Sym:
     """The offset of a load. A place read from memory jumps as its index moves: like a square."""
     offset: Sym = e.attrs[1][0]
-    return offset + sum([v * v for v in vars_of(*e.args) if not is_bound_var(v)], ZERO)
+    return offset + sum([v * v for v in expr.vars_of(*e.args) if not expr.is_bound_var(v)], ZERO)
 
 
 @dataclass(slots=True)
@@ -155,11 +142,11 @@ class _Staging:
             acc, over = f"v{len(self.ready)}", tuple(a.var for a in n.raxes)
             self.out.loop(k).append(Reduce(acc, how.kind, body, over))
             self.ready[acc] = k = k + 1
-            result = ref(acc, ops.reduce_dtype(how.kind, body.dtype))
+            result = expr.ref(acc, ops.reduce_dtype(how.kind, body.dtype))
             is_wide = how.kind == "sum" and body.op is CAST and body.dtype is F64
             if is_wide and how.finish.dtype is body.args[0].dtype is F32:
                 self.out.wide.add(acc)
-        finish = self.settled(n, self.inlined(finished(how.finish, result)))
+        finish = self.settled(n, self.inlined(expr.finished(how.finish, result)))
         self.values[n.name] = value = self.keep(finish, k)
         if n.name in self.stored:
             self.out.row(k).append(Store(n.target, n.offset, value))
@@ -168,14 +155,14 @@ class _Staging:
         acc = f"v{len(self.ready)}"
         self.out.loop(k).append(Reduce(acc, how.kind, body, tuple(a.var for a in n.raxes)))
         self.ready[acc] = k + 1
-        result = ref(acc, ops.reduce_dtype(how.kind, body.dtype))
-        self.out.columns.append(Store(n.target, n.offset, finished(how.finish, result)))
+        result = expr.ref(acc, ops.reduce_dtype(how.kind, body.dtype))
+        self.out.columns.append(Store(n.target, n.offset, expr.finished(how.finish, result)))
 
     def scan(self, n: Nest, how: Running, body: Expr, k: int) -> None:
         name = f"v{len(self.ready)}"
         self.out.loop(k).append(Scan(name, how.kind, body, n.raxes[0].var))
         self.ready[name] = k
-        self.element(n, self.inlined(finished(how.finish, ref(name, body.dtype))), k)
+        self.element(n, self.inlined(expr.finished(how.finish, expr.ref(name, body.dtype))), k)
 
     def sort(self, n: Nest, body: Expr, k: int) -> None:
         (r,), keep = n.raxes, (n.kept or n.raxes)[0]
@@ -185,7 +172,7 @@ class _Staging:
         self.out.row(k + 1)
         self.out.sorts.setdefault(k + 1, []).append(Sort(name, r.extent, keep.extent))
         self.ready[name] = k + 1
-        value = load(name, (keep.var,), body.dtype)
+        value = expr.load(name, (keep.var,), body.dtype)
         if n.kept:
             self.few(n, value)
         else:
@@ -216,15 +203,15 @@ class _Staging:
 
     def keep(self, e: Expr, k: int) -> Expr:
         """Name a value of the row, so that later loops read it instead of recomputing it."""
-        if not self.named or not self.group.domain.raxes or cost_of(e) <= 1.0:
+        if not self.named or not self.group.domain.raxes or expr.cost_of(e) <= 1.0:
             return e
         name = f"v{len(self.ready)}"
         self.out.row(k).append(Let(name, e))
         self.ready[name] = k
-        return ref(name, e.dtype)
+        return expr.ref(name, e.dtype)
 
     def inlined(self, e: Expr) -> Expr:
-        new = replace_loads(e, lambda at: self.values.get(at.attrs[0]))
+        new = expr.replace_loads(e, lambda at: self.values.get(at.attrs[0]))
         return widen(new) if self.elide else new
 
     def stage(self, e: Expr) -> int:
@@ -232,7 +219,7 @@ class _Staging:
             own = self.ready.get(x.attrs[0], 0) if x.op in (REF, LOAD) else 0
             return max((own, *below))
 
-        return interpret(e, visit, self.stage_memo)
+        return expr.interpret(e, visit, self.stage_memo)
 
     def last_read(self, buffers: list[str], between_loops: bool) -> int:
         """The first stage in which the buffers may be overwritten, because none is read later.
@@ -241,10 +228,10 @@ class _Staging:
         """
         first = 0
         for k, loop in enumerate(self.out.loops):
-            if any(e.attrs[0] in buffers for s in loop for e in loads_of(s.value)):
+            if any(e.attrs[0] in buffers for s in loop for e in expr.loads_of(s.value)):
                 first = k + 1 if between_loops else k
         for k, row in enumerate(self.out.rows):
-            if any(e.attrs[0] in buffers for s in row for e in loads_of(s.value)):
+            if any(e.attrs[0] in buffers for s in row for e in expr.loads_of(s.value)):
                 first = max(first, k)
         return first
 
@@ -272,7 +259,7 @@ def _read_before_writing(s: Stages) -> None:
     """In a loop that overwrites its own inputs, name all values first and store them at the end."""
     count = 0
     for part in (*s.loops, *s.rows):
-        reads = {e.attrs[0] for x in part for e in loads_of(x.value)}
+        reads = {e.attrs[0] for x in part for e in expr.loads_of(x.value)}
         if not any(isinstance(x, Store) and x.buffer in reads for x in part):
             continue
         ahead: list[Statement] = []
@@ -283,7 +270,7 @@ def _read_before_writing(s: Stages) -> None:
                 continue
             name, count = f"w{count}", count + 1
             ahead.append(Let(name, x.value))
-            stores.append(Store(x.buffer, x.offset, ref(name, x.value.dtype), x.bound))
+            stores.append(Store(x.buffer, x.offset, expr.ref(name, x.value.dtype), x.bound))
         part[:] = [*ahead, *stores]
 
 
@@ -294,13 +281,13 @@ def _keep_dear_values(g: Group, s: Stages) -> None:
         return
     where: dict[Expr, list[int]] = {}
     for k, loop in enumerate(s.loops):
-        for e in nodes_of(*(x.value for x in loop)):
+        for e in expr.nodes_of(*(x.value for x in loop)):
             where.setdefault(e, []).append(k)
     at = (position(g.domain.raxes),)
     inner = {a.var for a in g.domain.raxes}
     dear = {e: None for e, loops in where.items() if len(loops) > 1 and _is_dear(e, inner)}
     # Only the outermost: the operands of a kept value are not recomputed anyway.
-    covered = {x for e in dear for x in nodes_of(*e.args)}
+    covered = {x for e in dear for x in expr.nodes_of(*e.args)}
     for e in dear:
         if e in covered:
             continue
@@ -308,19 +295,19 @@ def _keep_dear_values(g: Group, s: Stages) -> None:
         s.locals.append(local)
         first, *later = where[e]
         s.loops[first].insert(0, Store(local.name, at[0], e))
-        again = load(local.name, at, e.dtype)
+        again = expr.load(local.name, at, e.dtype)
         for k in later:
             s.loops[k] = [_replaced(x, e, again) for x in s.loops[k]]
 
 
 def _is_dear(e: Expr, inner: set[Var]) -> bool:
     # It must vary along the row; otherwise it is hoisted out of the loop anyway.
-    varies = any(v in inner for x in nodes_of(e) for s in syms_of(x) for v in s.free_vars)
-    return varies and cost_of(e) - len(loads_of(e)) >= DEAR
+    varies = any(v in inner for x in expr.nodes_of(e) for s in expr.syms_of(x) for v in s.free_vars)
+    return varies and expr.cost_of(e) - len(expr.loads_of(e)) >= DEAR
 
 
 def _replaced(s: Statement, old: Expr, new: Expr) -> Statement:
     def visit(x: Expr, args: list[Expr]) -> Expr:
-        return new if x is old else rebuild(x, tuple(args))
+        return new if x is old else expr.rebuild(x, tuple(args))
 
-    return replace(s, value=interpret(s.value, visit))
+    return replace(s, value=expr.interpret(s.value, visit))
