@@ -8,6 +8,7 @@ i64[2], a key and the first counter). Each op of a graph has its own seed.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -110,21 +111,6 @@ lowering("randint.default", "randint.generator")(lambda b, *args, **kw: randint(
 lowering("randint_like.default")(lambda b, x, *args, **kw: randint(b, 0, *args, **kw))
 
 
-@lowering("uniform")
-def uniform(
-    b: GraphBuilder, x: Value, low: float = 0.0, high: float = 1.0, generator: Any = None
-) -> Value:
-    """Uniform numbers in [low, high)."""
-    if not low <= high:
-        raise Decline(REFUSED)
-
-    def fn(s: Drawn, i: Index, t: DType) -> Expr:
-        u = unit(s, t)
-        return u * (high - low) + low
-
-    return _draw(b, generator, fn)
-
-
 @lowering("normal")
 def normal(
     b: GraphBuilder, mean: Operand, std: Operand = 1.0, *_: Any, generator: Any = None, **__: Any
@@ -158,61 +144,54 @@ def _exponential(s: Drawn, t: DType) -> Expr:
     return ops.maximum(-ops.log1p(-u), least)
 
 
-@lowering("exponential")
-def exponential(b: GraphBuilder, x: Value, lambd: float = 1.0, generator: Any = None) -> Value:
-    """-log(u) / lambd for u in (0, 1); never 0, since samplers divide by it."""
-    if not lambd > 0:
-        raise Decline(REFUSED)
-
-    def fn(s: Drawn, i: Index, t: DType) -> Expr:
-        e = _exponential(s, compute_dtype(t))
-        return e * (1.0 / lambd)
-
-    return _draw(b, generator, fn)
-
-
-def _enter_spread(name: str, *defaults: float, of: Callable[[Drawn, Expr, Expr], Expr]) -> None:
-    """Register draws with two parameters: a centre, and a width above 0."""
+def _enter_draw(
+    name: str, *defaults: float, fits: Callable[..., bool], of: Callable[..., Expr]
+) -> None:
+    """Register draws of(numbers, type, *parameters) in the shape of x, if the parameters fit."""
 
     @lowering(name)
-    def lower_draw(b: GraphBuilder, x: Value, *given: float, generator: Any = None) -> Any:
-        middle, width = (*given, *defaults[len(given) :])
-        if not width > 0:
+    def lower_draw(b: GraphBuilder, x: Value, *given: float, generator: Any = None) -> Value:
+        told = (*given, *defaults[len(given) :])
+        if not fits(*told):
             raise Decline(REFUSED)
-
-        def fn(s: Drawn, i: Index, t: DType) -> Expr:
-            return of(s, const(middle, compute_dtype(t)), const(width, compute_dtype(t)))
-
-        return _draw(b, generator, fn)
+        return _draw(b, generator, lambda s, i, t: of(s, t, *told))
 
 
-def cauchy(s: Drawn, median: Expr, sigma: Expr) -> Expr:
+def uniform(s: Drawn, t: DType, low: float, high: float) -> Expr:
+    """A number in [low, high)."""
+    u = unit(s, t)
+    return u * (high - low) + low
+
+
+def exponential(s: Drawn, t: DType, lambd: float) -> Expr:
+    """-log(u) / lambd for u in (0, 1); never 0, since samplers divide by it."""
+    e = _exponential(s, compute_dtype(t))
+    return e * (1.0 / lambd)
+
+
+def cauchy(s: Drawn, t: DType, median: float, sigma: float) -> Expr:
     """median + sigma tan(pi (u - 1/2)) for u in [0, 1)."""
-    turn = ops.uniform(*s, sigma.dtype) - 0.5
+    turn = ops.uniform(*s, compute_dtype(t)) - 0.5
     return ops.fma(ops.tan(turn * math.pi), sigma, median)
 
 
-def log_normal(s: Drawn, mean: Expr, std: Expr) -> Expr:
+def log_normal(s: Drawn, t: DType, mean: float, std: float) -> Expr:
     """The exponential of a normal number."""
-    return ops.exp(ops.fma(ops.normal(*s, std.dtype), std, mean))
+    return ops.exp(ops.fma(ops.normal(*s, compute_dtype(t)), std, mean))
 
 
-_enter_spread("cauchy", 0.0, 1.0, of=cauchy)
-_enter_spread("log_normal", 1.0, 2.0, of=log_normal)
-
-
-@lowering("geometric")
-def geometric(b: GraphBuilder, x: Value, p: float, generator: Any = None) -> Value:
+def geometric(s: Drawn, t: DType, p: float) -> Expr:
     """Trials with probability p up to the first success: ceil(log(1 - u) / log(1 - p))."""
-    if not 0 < p < 1:
-        raise Decline(REFUSED)
+    wide = compute_dtype(t) if t.is_float else F64
+    trials = ops.log1p(-ops.uniform(*s, wide)) * (1 / math.log1p(-p))
+    return ops.cast(ops.maximum(ops.ceil(trials), 1.0), compute_dtype(t))
 
-    def fn(s: Drawn, i: Index, t: DType) -> Expr:
-        wide = compute_dtype(t) if t.is_float else F64
-        trials = ops.log1p(-ops.uniform(*s, wide)) * (1 / math.log1p(-p))
-        return ops.cast(ops.maximum(ops.ceil(trials), 1.0), compute_dtype(t))
 
-    return _draw(b, generator, fn)
+_enter_draw("uniform", 0.0, 1.0, fits=operator.le, of=uniform)
+_enter_draw("exponential", 1.0, fits=lambda lambd: lambd > 0, of=exponential)
+_enter_draw("cauchy", 0.0, 1.0, fits=lambda _, width: width > 0, of=cauchy)
+_enter_draw("log_normal", 1.0, 2.0, fits=lambda _, width: width > 0, of=log_normal)
+_enter_draw("geometric", fits=lambda p: 0 < p < 1, of=geometric)
 
 
 @lowering("rrelu_with_noise_functional")
