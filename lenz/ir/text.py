@@ -45,8 +45,7 @@ class Scope:
 
     def inner(self) -> Scope:
         """The same, for a node that adds variables of its own."""
-        new, own = {**self.vars}, (self.types, self.device, self.depth, self.indent, self.outputs)
-        return Scope(new, *own, self.culprit, self.kernels)
+        return replace(self, vars={**self.vars})
 
 
 def show_name(name: str) -> str:

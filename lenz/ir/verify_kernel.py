@@ -50,30 +50,23 @@ def check_kernel(k: kernel.Kernel) -> None:
     sizes = frozenset(k.sizes)
     for p in k.params:
         check_vars(p.size, sizes, k)
-    run = _Check(k, buffers)
+    run = _Check(buffers)
     run.block(k.body, _Scope((), sizes, {}))
-    stored = {s.buffer for s in kernel.walk(k.body) if isinstance(s, kernel.Store)}
-    stored |= {
-        s.back.work
-        for s in kernel.walk(k.body)
-        if isinstance(s, kernel.Scan) and s.back is not None
-    }
     for p in k.params:
-        if p.mode != "in" and p.name not in stored:
+        if p.mode != "in" and p.name not in run.stored:
             broken("out-stored", f"%{p.name} is {p.mode}, but nothing stores to it", k)
 
 
 class _Check:
     """One walk over the statements."""
 
-    def __init__(self, k: kernel.Kernel, buffers: dict[str, kernel.Param | kernel.Local]) -> None:
-        self.k = k
+    def __init__(self, buffers: dict[str, kernel.Param | kernel.Local]) -> None:
         self.buffers = buffers
-        self.defined: dict[str, kernel.Stmt] = {}
+        self.stored: set[str] = set()
 
-    def block(self, body: tuple[kernel.Stmt, ...], s: _Scope) -> dict[str, DType]:
+    def block(self, body: tuple[kernel.Stmt, ...], s: _Scope) -> dict[str, kernel.Reduce]:
         """Check statements; returns the reductions that an outer loop ends."""
-        pending: dict[str, DType] = {}
+        pending: dict[str, kernel.Reduce] = {}
         places: dict[tuple[object, ...], kernel.Store] = {}
         for x in body:
             if isinstance(x, kernel.For):
@@ -87,7 +80,7 @@ class _Check:
                     s.visible[x.name] = x.dtype
                 case kernel.Reduce():
                     self.reduce(x, s)
-                    pending[x.name] = x.dtype
+                    pending[x.name] = x
                 case kernel.Scan():
                     self.scan(x, s)
                     s.visible[x.name] = x.dtype
@@ -105,7 +98,6 @@ class _Check:
                 case "name":
                     if value in s.visible:
                         broken("name-once", f"{value} is already defined and visible", x)
-                    self.defined[value] = x
                 case "writes" if value not in self.buffers:
                     broken("defined-before-use", f"%{value} is no parameter and no local", x)
                 case "sym":
@@ -113,7 +105,7 @@ class _Check:
                 case "value" | "block":
                     self.body(value, s, x)
 
-    def loop(self, f: kernel.For, s: _Scope) -> dict[str, DType]:
+    def loop(self, f: kernel.For, s: _Scope) -> dict[str, kernel.Reduce]:
         """Check a loop; the reductions it ends become visible after it."""
         check_vars(f.axis.extent, s.vars, f)
         if any(v.name == f.axis.name for v in s.vars):
@@ -128,15 +120,9 @@ class _Check:
             broken("lanes", f"{f.axis.name} is one of {len(widths)} axes of lanes", f)
         inner = _Scope((*s.loops, f), s.sizes, dict(s.visible), s.outside)
         pending = self.block(f.body, inner)
-        later: dict[str, DType] = {}
-        for name, dtype in pending.items():
-            stmt = self.defined[name]
-            if isinstance(stmt, kernel.Reduce) and not any(
-                o.axis.var in stmt.over for o in s.loops
-            ):
-                s.visible[name] = dtype
-            else:
-                later[name] = dtype
+        around = {o.axis.var for o in s.loops}
+        later = {name: x for name, x in pending.items() if not around.isdisjoint(x.over)}
+        s.visible.update((name, x.dtype) for name, x in pending.items() if name not in later)
         return later
 
     def branch(self, x: kernel.If, s: _Scope) -> None:
@@ -181,6 +167,7 @@ class _Check:
         b = self.buffers.get(x.back.work)
         if not isinstance(b, kernel.Param) or b.mode != "work" or b.dtype is not I64:
             broken("work-only", f"%{x.back.work} is not a workspace of i64", x)
+        self.stored.add(b.name)
         check_vars(x.back.at, s.vars, x)
         last: dict[Var, Sym] = {}  # of the loops, the last turn: panels of 16 of 24 rows end at 24
         for f in s.loops:
@@ -195,6 +182,7 @@ class _Check:
     ) -> None:
         """Check a store."""
         b = self.buffers[x.buffer]
+        self.stored.add(b.name)
         mode = b.mode if isinstance(b, kernel.Param) else "inout"
         if mode == "in":
             broken("store-mode", f"%{x.buffer} is only read", x)

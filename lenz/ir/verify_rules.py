@@ -185,9 +185,8 @@ def check_vars(s: Sym, scope: Collection[Var], culprit: object, gathers: int = 0
             continue
         other = next((w for w in scope if w.name == v.name), None)
         if other is not None:
-            what = (
-                f"{v.name} with bounds {show_range(v)} is not the {v.name} with {show_range(other)}"
-            )
+            own, seen = show_range(v), show_range(other)
+            what = f"{v.name} with bounds {own} is not the {v.name} with {seen}"
             broken("var-once", what, culprit)
         broken("free-var", f"{v.name} in {show_sym(s)} is no size, axis or operand here", culprit)
 
