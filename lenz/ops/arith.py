@@ -209,8 +209,6 @@ sqrt = unary(SQRT, "The square root, correctly rounded; NaN below zero.")
 copysign = binary(COPYSIGN, "The magnitude of x with the sign of y.")
 minimum = binary(MINIMUM, "The smaller one, NaN if either is NaN; logical and for bool.")
 maximum = binary(MAXIMUM, "The larger one, NaN if either is NaN; logical or for bool.")
-fmin = binary(FMIN, "The smaller one, or the one that is not NaN.")
-fmax = binary(FMAX, "The larger one, or the one that is not NaN.")
 
 
 def square(x: Expr) -> Expr:

@@ -13,7 +13,7 @@ from lenz.ir.op import Attrs, Op, Types, on
 from lenz.ops import reference
 from lenz.ops.compare import ne, where
 from lenz.ops.emission import Builder, Values, by_kind
-from lenz.ops.fold import apply, binary, unary, value_of
+from lenz.ops.fold import apply, binary, unary
 from lenz.ops.rules import BITS, INTS, same
 
 
@@ -48,17 +48,13 @@ NOT = Op(
 )
 
 
-def _left(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    return torch.bitwise_left_shift(x, count)
-
-
 # The plain shifts need 0 <= count < bits (LLVM gives poison otherwise); shift_left and shift_right
 # below handle other counts as torch does.
 SHL = Op(
     "shl",
     2,
     same(INTS),
-    reference.with_numpy(_left, np.left_shift),
+    reference.with_numpy(torch.bitwise_left_shift, np.left_shift),
     forms=on(cpu=by_kind({"int": "shl", "uint": "shl"}), cuda="{0} << {1}"),
 )
 SHR = Op(
@@ -101,7 +97,7 @@ SHIFT_LEFT = Op(
     "shift_left",
     2,
     same(INTS),
-    reference.with_numpy(_left, _numpy_shift(np.left_shift)),
+    reference.with_numpy(torch.bitwise_left_shift, _numpy_shift(np.left_shift)),
     expand=_expand_shift_left,
     aten=("bitwise_left_shift", "__lshift__"),
     cost=4.0,
@@ -123,22 +119,6 @@ xor = binary(XOR, "Exclusive or: bitwise of integers, logical of bool.")
 not_ = unary(NOT, "All bits of an integer inverted, or the negation of a bool.")
 shl = binary(SHL, "x << count; needs 0 <= count < bits.")
 shr = binary(SHR, "x >> count, arithmetic for signed types; needs 0 <= count < bits.")
-
-
-def shift_left(x: Expr, count: Expr) -> Expr:
-    """x << count as in torch: 0 when count is negative or not below the width."""
-    return _shift(SHIFT_LEFT, SHL, x, count)
-
-
-def shift_right(x: Expr, count: Expr) -> Expr:
-    """x >> count as in torch: the sign bit everywhere when count is out of range."""
-    return _shift(SHIFT_RIGHT, SHR, x, count)
-
-
-def _shift(guarded: Op, plain: Op, x: Expr, count: Expr) -> Expr:
-    value = value_of(count)
-    in_range = value is not None and 0 <= value < count.dtype.bits
-    return apply(plain if in_range else guarded, x, count)
 
 
 def truth(x: Expr) -> Expr:
