@@ -262,28 +262,28 @@ class Graph:
     free: tuple[str, ...] = ()
 
 
-def atom_refs(a: Atom) -> Iterator[str]:
-    """Names of the buffers in an argument, in order."""
-    if isinstance(a, Ref):
-        yield a.name
-    elif isinstance(a, tuple):
+def _parts_of(a: Atom) -> Iterator[Atom]:
+    """What an argument consists of, without tuples, in order."""
+    if isinstance(a, tuple):
         for part in a:
-            yield from atom_refs(part)
+            yield from _parts_of(part)
+    else:
+        yield a
+
+
+def atom_refs(a: Atom) -> Iterator[str]:
+    """Names of the buffers in an argument, or in a tuple of them, in order."""
+    return (x.name for x in _parts_of(a) if isinstance(x, Ref))
 
 
 def names_in(call: Any) -> tuple[str, ...]:
     """Names of the buffers in the arguments of a call, of a graph or a plan, in order."""
-    given = (*call.args, *(a for _, a in call.kwargs))
-    return tuple(name for a in given for name in atom_refs(a))
+    return tuple(atom_refs((*call.args, *(a for _, a in call.kwargs))))
 
 
 def atom_syms(a: Atom) -> Iterator[Sym]:
-    """The sizes in an argument, in order."""
-    if isinstance(a, Sym):
-        yield a
-    elif isinstance(a, tuple):
-        for part in a:
-            yield from atom_syms(part)
+    """The sizes in an argument, or in a tuple of them, in order."""
+    return (x for x in _parts_of(a) if isinstance(x, Sym))
 
 
 def origin_of(n: Node) -> tuple[str, ...]:

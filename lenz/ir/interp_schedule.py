@@ -41,7 +41,7 @@ def interp_schedule(
             _launch(step, run, buffers, run_kernel)
         else:
             run.node(step)
-    missing = [r for a in g.outputs for r in atom_refs(a) if r not in run.tensors]
+    missing = [r for r in atom_refs(g.outputs) if r not in run.tensors]
     if missing:
         raise InternalError(f"no step defines the output %{missing[0]}", rule="output-defined")
     return outcome_of(run, inputs)

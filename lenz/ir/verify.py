@@ -113,7 +113,7 @@ def _check_graph(g: Graph) -> None:
         _mutation(m, d, seen)
         seen.remove(m.input)
     d.atoms(g.outputs, g.outputs, "output-defined")
-    outputs = [name for a in g.outputs for name in graph.atom_refs(a)]
+    outputs = [*graph.atom_refs(g.outputs)]
     for name in g.free:
         if outputs.count(name) != 1:
             broken("output-free", f"%{name} leaves the graph {outputs.count(name)} times", g.free)
@@ -122,7 +122,7 @@ def _check_graph(g: Graph) -> None:
 def _check_told(g: Graph, told: Mapping[str, Layout]) -> None:
     types = {name: b.type for name, b in graph.buffers_of(g).items()} if told else {}
     seen = [(n, name) for n in g.nodes if isinstance(n, graph.Extern) for name in graph.names_in(n)]
-    outputs = [name for a in g.outputs for name in graph.atom_refs(a) if name not in g.free]
+    outputs = [name for name in graph.atom_refs(g.outputs) if name not in g.free]
     for culprit, name in (*seen, *((g.outputs, name) for name in outputs)):
         if name not in told or ZERO in told[name].shape:
             continue

@@ -18,7 +18,7 @@ def check_plan(p: Plan) -> None:
             m.sizes[found[0]] = None
     for step in p.flat:
         _step(step, m, p)
-    for name in (name for a in p.outputs for name in atom_refs(a)):
+    for name in atom_refs(p.outputs):
         if name in m.dead:
             broken("output-kept", f"the output %{name} was freed or reused", p.outputs)
     m.atoms(p.outputs, p.outputs)

@@ -43,7 +43,7 @@ def lower(p: Program, cx: Context, refused: frozenset[str] = frozenset()) -> Gra
     """
     b = GraphBuilder(cx.options.eager_random)
     g = _Walk(p, types(), refused, b, Complexes(b)).run()
-    names = [name for a in g.outputs for name in atom_refs(a)]
+    names = [*atom_refs(g.outputs)]
     free = [g.outputs[k] for k in p.saved]
     apart = {r for k in p.apart for r in atom_refs(g.outputs[k])}
     nodes = [

@@ -18,7 +18,7 @@ from lenz.opt.each import each
 
 def dedup(g: Graph, cx: Context) -> Graph:
     """Merge loop nodes with equal type, axes and body, by hash, since expressions are interned."""
-    kept = {r for a in g.outputs for r in atom_refs(a)} | {m.value for m in g.mutations}
+    kept = {*atom_refs(g.outputs)} | {m.value for m in g.mutations}
     for n in g.nodes:
         if isinstance(n, Extern):
             kept |= {*n.mutates, *(name for _, name in n.aliases)}

@@ -91,7 +91,7 @@ def inline(g: ir.Graph, cx: Context) -> ir.Graph:
 
 def _without(g: ir.Graph, inlined: Collection[str], covered: Collection[str]) -> ir.Graph:
     """The graph without nodes that were inlined everywhere; checks that would be lost stay."""
-    read = {r for a in g.outputs for r in ir.atom_refs(a)} | {m.value for m in g.mutations}
+    read = {*ir.atom_refs(g.outputs)} | {m.value for m in g.mutations}
 
     def checks(n: ir.Node) -> ir.Node | Sequence[ir.Node]:
         if isinstance(n, ir.Pointwise) and n.out.name in inlined and n.out.name not in read:
@@ -289,9 +289,8 @@ def uses_of(g: ir.Graph) -> dict[str, Uses]:
                         of(o.name)
                 for r in ir.names_in(n):
                     of(r).other += 1
-    for a in g.outputs:
-        for r in ir.atom_refs(a):
-            of(r).other += 1
+    for r in ir.atom_refs(g.outputs):
+        of(r).other += 1
     for m in g.mutations:
         of(m.value).loops += 1
         of(m.value).loads += 1

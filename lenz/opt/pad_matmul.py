@@ -313,8 +313,7 @@ def _fixed(g: ir.Graph) -> Iterator[str]:
 
 def _pinned(g: ir.Graph) -> Iterator[str]:
     """Buffers with observable strides; other calls may derive their results' strides from them."""
-    for a in g.outputs:
-        yield from (name for name in ir.atom_refs(a) if name not in g.free)
+    yield from (name for name in ir.atom_refs(g.outputs) if name not in g.free)
     for n in g.nodes:
         if isinstance(n, ir.Extern) and not has(n.op, "product"):
             yield from ir.names_in(n)

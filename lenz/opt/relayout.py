@@ -22,7 +22,7 @@ from lenz.opt.each import each
 
 def relayout(g: ir.Graph, cx: Context) -> ir.Graph:
     """Walk from the last node to the first: a chain of loops adopts the last one's order."""
-    seen = {r for a in g.outputs for r in ir.atom_refs(a)} | {m.value for m in g.mutations}
+    seen = {*ir.atom_refs(g.outputs)} | {m.value for m in g.mutations}
     wanted: dict[str, set[Layout] | None] = {}
     made = {b.name: b.type.layout for b in ir.buffers_of(g).values()}
 

@@ -191,11 +191,9 @@ class _Builder:
                 self.last[name] = k
                 self.last[self.roots.get(name, name)] = k
             if isinstance(step, Extern) and step.waits:
-                refs = (r for a in step.args for r in graph.atom_refs(a))
-                self.late.update(self.roots.get(r, r) for r in refs)
-        for a in g.outputs:
-            for name in graph.atom_refs(a):
-                self.pinned |= {name, self.roots.get(name, name)}
+                self.late.update(self.roots.get(r, r) for r in graph.atom_refs(step.args))
+        for name in graph.atom_refs(g.outputs):
+            self.pinned |= {name, self.roots.get(name, name)}
         self.pinned |= {b.name for b in g.constants}
 
     def launch(self, k: int, step: Launch) -> None:
@@ -379,7 +377,7 @@ def _without_dead_views(s: Schedule, bases: Mapping[str, str]) -> Schedule:
     Kernels address the memory of a view, so most views of a graph are not needed.
     """
     used = {n for step in s.steps if not isinstance(step, View) for n in _names(step)}
-    used |= {n for a in s.graph.outputs for n in graph.atom_refs(a)}
+    used |= {*graph.atom_refs(s.graph.outputs)}
     for n in sorted(used):
         while (n := bases.get(n, "")) and n not in used:
             used.add(n)

@@ -62,7 +62,7 @@ def taken(outputs: Iterable[Atom], steps: Sequence[Step]) -> Iterable[Step]:
 
 def forms_of(p: Plan) -> dict[str, TensorType]:
     """The form of every buffer that the plan allocates, by name."""
-    called = {r for a in p.outputs for r in atom_refs(a)}
+    called = {*atom_refs(p.outputs)}
     views: dict[str, list[TensorType]] = {}
     for s in p.steps:
         if isinstance(s, CallStep):

@@ -164,11 +164,11 @@ def _sizes(s: ir.Step) -> set[Var]:
     """The variables in the sizes of a step."""
     match s:
         case ir.Alloc() | ir.Alias() | ir.Lay():
-            told = (*s.type.shape, *s.type.layout.stride, s.type.layout.offset)
+            told = s.type.layout.syms
         case ir.LaunchStep():
             told = (*s.sizes, *(() if s.grid is None else (s.grid,)))
         case ir.CallStep():
-            told = tuple(x for a in (*s.args, *(a for _, a in s.kwargs)) for x in atom_syms(a))
+            told = tuple(atom_syms((*s.args, *(a for _, a in s.kwargs))))
         case _:
             told = ()
     return {v for x in told for v in x.free_vars}

@@ -92,7 +92,7 @@ def _unaligned(g: ir.Graph, cx: Context) -> frozenset[str]:
 
 def _stored(g: ir.Graph, cells: list[Cell]) -> frozenset[str]:
     """Values that are read outside of their cell, returned, written back to inputs, or checked."""
-    names = {r for a in g.outputs for r in ir.atom_refs(a)}
+    names = {*ir.atom_refs(g.outputs)}
     read = {r for n in g.nodes for r in ir.reads_of(n)}
     for cell in cells:
         if isinstance(cell, Group):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lenz.context import Context
 from lenz.ir.expr import all_syms, loads_of
-from lenz.ir.graph import Extern, View, outs_of, reads_of
+from lenz.ir.graph import Atom, Extern, View, atom_syms, outs_of, reads_of
 from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
 from lenz.records import dataclass, field
@@ -244,7 +244,7 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
 def _found(item: Item) -> frozenset[Var]:
     """Variables in the sizes of a call's results, and those that it returns."""
     outs = item.outs if isinstance(item, Extern) else ()
-    return frozenset(v for s in _parts(outs) for v in s.free_vars)
+    return frozenset(v for o in outs for s in _parts(o) for v in s.free_vars)
 
 
 def _sizes_of(item: Item, learned: frozenset[Var]) -> tuple[str, ...]:
@@ -259,18 +259,14 @@ def _sizes_of(item: Item, learned: frozenset[Var]) -> tuple[str, ...]:
     elif isinstance(item, View):
         syms += _parts(item.out)
     else:
-        syms += [s for a in (*item.args, *(a for _, a in item.kwargs)) for s in _parts(a)]
+        syms += _parts((*item.args, *(a for _, a in item.kwargs)))
     used = dict.fromkeys(v.name for s in syms for v in s.free_vars if v in learned)
     return tuple(f"size {name}" for name in used)
 
 
-def _parts(x: object) -> tuple[Sym, ...]:
-    """The Syms in an argument, a buffer's type, or nothing."""
-    if isinstance(x, Buffer):
-        return (*x.type.shape, *x.type.layout.stride, x.type.layout.offset)
-    if isinstance(x, tuple):
-        return tuple(s for part in x for s in _parts(part))
-    return (x,) if isinstance(x, Sym) else ()
+def _parts(x: Buffer | Atom) -> tuple[Sym, ...]:
+    """The Syms in an argument, or in a buffer's type."""
+    return x.type.layout.syms if isinstance(x, Buffer) else tuple(atom_syms(x))
 
 
 def _writes(n: Extern) -> tuple[str, ...]:

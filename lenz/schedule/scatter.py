@@ -22,7 +22,7 @@ def homes(g: ir.Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
     """For each scatter, the buffer in whose memory it works, if not its own."""
     found: dict[str, str] = {}
     scatters = [(k, n) for k, n in enumerate(g.nodes) if isinstance(n, ir.Scatter)]
-    returned = {r for a in g.outputs for r in ir.atom_refs(a)}
+    returned = {*ir.atom_refs(g.outputs)}
     written = {m.value for m in g.mutations}
     uses: dict[str, int] = {}
     for n in g.nodes:
@@ -55,7 +55,7 @@ def _loads(n: ir.Scatter) -> set[str]:
 def _is_needed(g: ir.Graph, name: str, at: int) -> bool:
     """True if node number `at`, or a later one, may read the memory of an input."""
     shared = _sharing(g, name)
-    returned = {r for a in g.outputs for r in ir.atom_refs(a)} | {m.value for m in g.mutations}
+    returned = {*ir.atom_refs(g.outputs)} | {m.value for m in g.mutations}
     n = g.nodes[at]
     assert isinstance(n, ir.Scatter)
     reads = {r for later in g.nodes[at + 1 :] for r in ir.reads_of(later)} | _loads(n) | returned
@@ -67,7 +67,7 @@ def _escapes(g: ir.Graph, name: str) -> bool:
     shared = _sharing(g, name)
     if any(m in shared for n in g.nodes if isinstance(n, ir.Extern) for m in n.mutates):
         return True
-    returned = {r for a in g.outputs for r in ir.atom_refs(a)}
+    returned = {*ir.atom_refs(g.outputs)}
     values = [m.value for m in g.mutations]
     return bool(shared & returned) or sum(v in shared for v in values) > 1
 
