@@ -63,12 +63,7 @@ def build(
     mark_refused(gm)
     bind_kernels(gm)
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    static = frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
-    static_names |= {n.name for i, n in enumerate(places) if i in static}
-    # In AOTAutograd's terms, primals are arguments of the forward half, tangents the given
-    # gradients.
-    moving = ("primals_", "tangents_") if kind == "backward" else ("",)
-    static_names |= {n.name for n in places if not n.name.startswith(moving)}
+    static_names |= static_of(places, kind, metadata)
     placeholders = placeholders_of(places, inputs, static_names, donated)
     mode = detect_fake_mode(list(inputs) + [p.value for p in placeholders])
     symbols = SymbolMap(mode.shape_env if mode is not None else None)
@@ -93,6 +88,17 @@ def build(
         saved=saved_of(outputs, metadata) if kind == "forward" else (),
         apart=tuple(k for k in told if is_apart(told[k])),
     )
+
+
+def static_of(
+    places: Sequence[Node], kind: GraphKind, metadata: ViewAndMutationMeta | None
+) -> frozenset[str]:
+    """Return the names of arguments that keep their addresses: parameters and saved tensors."""
+    static = (metadata.static_input_indices or ()) if metadata is not None else ()
+    # AOTAutograd's primals are arguments of the forward half, tangents the given gradients.
+    moving = ("primals_", "tangents_") if kind == "backward" else ("",)
+    fixed = (i in static or not n.name.startswith(moving) for i, n in enumerate(places))
+    return frozenset(n.name for n, is_fixed in zip(places, fixed, strict=True) if is_fixed)
 
 
 def saved_of(outputs: Sequence[Output], metadata: ViewAndMutationMeta | None) -> tuple[int, ...]:
