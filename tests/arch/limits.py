@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_687,
-    "artifact": 707,
+    ".": 2_680,
+    "artifact": 735,
     "commands": 852,
     "debug": 1_633,
     "first_calls": 331,
-    "frontend": 3_826,
-    "ir": 4_096,
-    "lower": 5_720,
-    "machine": 5_711,
-    "ops": 2_284,
-    "opt": 1_545,
-    "page": 472,
-    "plan": 2_255,
+    "frontend": 3_965,
+    "ir": 4_014,
+    "lower": 5_691,
+    "machine": 5_690,
+    "ops": 2_117,
+    "opt": 1_496,
+    "page": 463,
+    "plan": 2_225,
     "runtime": 823,
-    "schedule": 1_626,
+    "schedule": 1_563,
     "sym": 1_175,
 }
-TOTAL_CODE_LINES = 35_743
+TOTAL_CODE_LINES = 35_453
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
