@@ -95,12 +95,9 @@ class GraphBuilder:
         self.read: frozenset[int] | None = None  # results with readers, if known
 
     def begin(
-        self,
-        name: str,
-        origin: tuple[str, ...],
-        results: tuple[TensorType | None, ...],
+        self, name: str, origin: tuple[str, ...], results: tuple[TensorType | None, ...],
         read: frozenset[int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start lowering an FX node: its name, origin, and the types of its results."""
         self._hint, self._origin, self.results, self.read = name, origin, results, read
 
@@ -301,13 +298,16 @@ def round_to(e: Expr, dtype: DType) -> Expr:
 
 def maker(b: GraphBuilder, name: str) -> ir.Node | None:
     """The node that defines a buffer; None for an argument or a constant."""
-    if b._indexed > len(b.nodes):  # a lowering was taken back
-        b._makers.clear()
-        b._indexed = 0
     for n in b.nodes[b._indexed :]:
         b._makers.update((o.name, n) for o in ir.outs_of(n))
     b._indexed = len(b.nodes)
     return b._makers.get(name)
+
+
+def take_back(b: GraphBuilder, count: int) -> None:
+    """Drop the nodes after the first `count`."""
+    del b.nodes[count:]
+    b._indexed = min(b._indexed, count)
 
 
 def giving(b: GraphBuilder, results: tuple[TensorType | None, ...], run: Callable[[], Any]) -> Any:

@@ -22,7 +22,7 @@ from lenz.ir.dtype import BOOL, C64, C128, F32, F64, DType, dtype_of
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import LOOPS, Ref
 from lenz.ir.tensor import Buffer, Layout, TensorType, contiguous
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value, giving
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value, giving, take_back
 from lenz.lower.operand import broadcast, element, promote
 from lenz.lower.registry import Entry, Lowering, lowering
 from lenz.machines import runs_programs
@@ -215,7 +215,7 @@ def viewed(b: GraphBuilder, entry: Entry, z: Complex, args: Any, kwargs: dict[st
         before = len(b.nodes)
         out = giving(b, results, lambda: entry.fn(b, x, *args, **kwargs))
         if form == 2 and any(isinstance(n, LOOPS) for n in b.nodes[before:]):
-            del b.nodes[before:]
+            take_back(b, before)
             return None
         return (out,) if isinstance(out, Value) else out
 

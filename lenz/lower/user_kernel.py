@@ -19,7 +19,7 @@ from torch.fx import Node as FxNode
 from lenz.errors import Unsupported
 from lenz.ir.graph import Atom, Extern, Named, outs_of
 from lenz.ir.tensor import TensorType
-from lenz.lower.builder import GraphBuilder, Value
+from lenz.lower.builder import GraphBuilder, Value, take_back
 from lenz.lower.pointwise import is_own
 from lenz.sym import ONE, ZERO, Sym
 from lenz.traits import has
@@ -104,7 +104,9 @@ def _leave_unfilled(b: GraphBuilder, x: Value) -> None:
     layout, op = x.buffer.type.layout, "aten.empty_strided.default"
     kwargs = (("dtype", Named("dtype", x.dtype.name)), ("device", Named("device", x.device)))
     made = Extern((x.buffer,), op, (layout.shape, layout.stride), kwargs, reason="library")
-    b.nodes = [made if x.buffer in outs_of(m) else m for m in b.nodes]
+    nodes = [made if x.buffer in outs_of(m) else m for m in b.nodes]
+    take_back(b, 0)
+    b.nodes += nodes
 
 
 def _is_written_back(b: GraphBuilder, n: FxNode, name: str, arg: FxNode, env: Env) -> bool:

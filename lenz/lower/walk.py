@@ -15,7 +15,7 @@ from lenz.errors import Unsupported
 from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
 from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, Scatter, View, atom_refs
 from lenz.ir.tensor import Buffer, Layout, TensorType
-from lenz.lower.builder import Decline, GraphBuilder, Value
+from lenz.lower.builder import Decline, GraphBuilder, Value, take_back
 from lenz.lower.complex import PARTS, Complex, Complexes
 from lenz.lower.fallback import call_eager, is_object, move
 from lenz.lower.program import Program
@@ -273,7 +273,8 @@ class _Walk:
             if self.p.deterministic and any(_is_left_to_chance(x) for x in new):
                 why = "deterministic algorithms are enabled"
         if why is not None:
-            self.b.nodes[before:], self.b.mutations = [], mutations
+            take_back(self.b, before)
+            self.b.mutations = mutations
             return why
         self.env[n] = made
         if n.target is torch.ops.aten.copy_.default:
