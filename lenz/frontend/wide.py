@@ -86,20 +86,20 @@ def _condition(graph: Graph, fn: Callable[..., Any], *args: Any) -> Node:
 
 
 def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:
-    """The symbols of tensors' sizes, and the ends of others from which larger numbers are made."""
+    """The symbols of layouts, and the ends of others from which larger numbers are made."""
     values = [traced(n) for n in nodes]
     numbers = [v for v in values if isinstance(v, torch.SymInt | torch.SymFloat)]
     exprs = {v.node.expr: None for v in numbers if hasattr(v.node, "expr")}
     if not exprs:
         return set(), {}
     tensors = [v for v in values if storage_of(v) is not None]
-    sides = (n for t in tensors for n in (*t.shape, *t.stride()) if isinstance(n, torch.SymInt))
-    sizes = {s for e in {n.node.expr for n in sides} for s in e.free_symbols}
+    told = (n for t in tensors for n in (*t.shape, *t.stride(), t.storage_offset()))
+    layouts = dict.fromkeys(n.node.expr for n in told if isinstance(n, torch.SymInt))
+    sizes = set[Any]().union(*(e.free_symbols for e in layouts))
     made = {e: e.free_symbols - sizes for e in exprs if not e.is_Symbol and e.free_symbols - sizes}
     ranges = numbers[0].node.shape_env.var_to_range
     far = {s: max(-r.lower, r.upper) for s, r in ranges.items()}
-    ends = (1 << b for b in BITS)
-    end = next((n for n in ends if _fit(made, {s: min(far[s], n) for s in far})), 0)
+    end = next((1 << b for b in BITS if _fit(made, {s: min(far[s], 1 << b) for s in far})), 0)
     return sizes, {s: end for e in made for s in made[e]}
 
 
