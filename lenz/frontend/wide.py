@@ -24,10 +24,10 @@ from lenz.frontend.values import storage_of
 BITS = (63, 62, 60, 46, 31, 20, 15, 5)
 EVERY: Any = ValueRanges(-int_oo, int_oo)
 # Functions whose results are no farther from 0 than their first argument.
-SMALLER = {
+SMALLER = (
     "Abs", "ToFloat", "Identity", "FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "CeilToInt",
     "FloorToInt", "RoundToInt", "TruncToInt", "TruncToFloat", "OpaqueUnaryFn_sqrt", "ExprCondPair",
-}  # fmt: skip
+)  # fmt: skip
 TOO_LARGE = "lenz: an integer is so large that a number made from it might not fit in 64 bits"
 
 
