@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -32,14 +33,12 @@ def upsampling() -> Iterator[None]:
     """Let autograd see the ops of `NAMES` on CPUs, where it would see their decompositions."""
     packets = [getattr(torch.ops.aten, name) for name in NAMES]
     try:
-        for p in packets:
-            for key in KEYS:
-                p.vec.py_impl(key)(_differentiated(p.default))
+        for p, key in product(packets, KEYS):
+            p.vec.py_impl(key)(_differentiated(p.default))
         yield
     finally:
-        for p in packets:
-            for key in KEYS:
-                p.vec.py_kernels.pop(key, None)
+        for p, key in product(packets, KEYS):
+            p.vec.py_kernels.pop(key, None)
             p.vec._dispatch_cache.clear()
 
 

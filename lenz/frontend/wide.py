@@ -23,10 +23,11 @@ from lenz.frontend.values import storage_of
 # How many bits integers may have: the most for which all numbers made from them fit is allowed.
 BITS = (63, 62, 60, 46, 31, 20, 15, 5)
 EVERY: Any = ValueRanges(-int_oo, int_oo)
-# Functions whose results are no farther from 0 than their first argument.
+# Functions whose results are no farther from 0 than one of their arguments.
 SMALLER = (
-    "Abs", "ToFloat", "Identity", "FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "CeilToInt",
-    "FloorToInt", "RoundToInt", "TruncToInt", "TruncToFloat", "OpaqueUnaryFn_sqrt", "ExprCondPair",
+    "Min", "Max", "Piecewise", "ExprCondPair", "Abs", "Identity", "FloorDiv", "CleanDiv", "CeilDiv",
+    "IntTrueDiv", "ToFloat", "CeilToInt", "FloorToInt", "RoundToInt", "TruncToInt", "TruncToFloat",
+    "OpaqueUnaryFn_sqrt",
 )  # fmt: skip
 TOO_LARGE = "lenz: an integer is so large that a number made from it might not fit in 64 bits"
 
@@ -57,7 +58,7 @@ def assert_integers(gm: GraphModule, kind: GraphKind) -> None:
         if node.expr in sizes or not isinstance(node.hint, int | None):  # nested tensors' are not
             continue
         is_argument = is_given and node.expr.is_Symbol and kind == "inference"
-        limit = 1 << 64 if is_argument or _is_unsigned(n) else 1 << 63
+        limit = 1 << 64 if is_argument or _is_from_wider(n) else 1 << 63
         end = min(ends.pop(node.expr, limit), 1 << 63)
         known = node.shape_env.var_to_range.get(node.expr, EVERY)
         if end < limit and not known.issubset(ValueRanges(-end, end - 1)):
@@ -65,11 +66,16 @@ def assert_integers(gm: GraphModule, kind: GraphKind) -> None:
                 _assert_between(graph, n, -end, end - 1)
 
 
-def _is_unsigned(n: Node) -> bool:
-    """Whether an integer may need the 64th bit, and more than a result needs the integer."""
-    given = [traced(a) for a in n.all_input_nodes]
+def _is_from_wider(n: Node) -> bool:
+    """Whether an integer is from an unsigned tensor or a float, and not only a result."""
     is_read = any(u.op != "output" for u in n.users)
-    return is_read and any(getattr(t, "dtype", None) is torch.uint64 for t in given)
+    unsigned = (getattr(traced(a), "dtype", None) is torch.uint64 for a in n.all_input_nodes)
+    return is_read and (any(unsigned) or not _is_whole(traced(n).node.expr))
+
+
+def _is_whole(e: Any) -> bool:
+    """Whether a number is made from integers alone."""
+    return all(s.is_integer for s in e.free_symbols)
 
 
 def _assert_between(graph: Graph, n: Node, low: int, high: int) -> None:
@@ -96,7 +102,8 @@ def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:
     told = (n for t in tensors for n in (*t.shape, *t.stride(), t.storage_offset()))
     layouts = dict.fromkeys(n.node.expr for n in told if isinstance(n, torch.SymInt))
     sizes = set[Any]().union(*(e.free_symbols for e in layouts))
-    made = {e: e.free_symbols - sizes for e in exprs if not e.is_Symbol and e.free_symbols - sizes}
+    others = {e: e.free_symbols - sizes for e in exprs if not e.is_Symbol and _is_whole(e)}
+    made = {e: symbols for e, symbols in others.items() if symbols}
     ranges = numbers[0].node.shape_env.var_to_range
     far = {s: max(-r.lower, r.upper) for s, r in ranges.items()}
     end = next((1 << b for b in BITS if _fit(made, {s: min(far[s], 1 << b) for s in far})), 0)
@@ -116,10 +123,8 @@ def _most(e: Any, ends: Mapping[Any, Any]) -> float:
 
     Raises OverflowError if an integer in it might not fit in 64 bits.
     """
-    if e.is_Symbol:
-        return int(ends[e])
-    if e.is_Boolean:
-        return 1  # a condition; its numbers are values of other nodes
+    if e.is_Symbol or e.is_Boolean:  # the numbers of a condition are values of other nodes
+        return int(ends.get(e, 1))
     if e.is_Number:
         found = abs(int(e) if e.is_Integer else float(e))
     else:
@@ -139,13 +144,11 @@ def _most_of(name: str, args: Sequence[float]) -> float:
         case "Pow" | "PowByNatural" | "FloatPow":
             base = max(args[0], 1)
             return base ** args[1] if log2(base) * args[1] < 128 else inf
-        case "Min" | "Max" | "Piecewise":
-            return max(args)
         case "Mod" | "PythonMod" | "ModularIndexing":
             return args[-1]
         case "BitwiseFn_bitwise_and" | "BitwiseFn_bitwise_or" | "BitwiseFn_bitwise_xor":
             return 2 * max(args)
         case _ if name in SMALLER:
-            return args[0]
+            return max(args)
         case _:
             return inf

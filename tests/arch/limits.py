@@ -17,7 +17,7 @@ CODE_LINES = {
     "commands": 852,
     "debug": 1_633,
     "first_calls": 331,
-    "frontend": 3_965,
+    "frontend": 3_964,
     "ir": 4_014,
     "lower": 5_691,
     "machine": 5_690,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_563,
     "sym": 1_175,
 }
-TOTAL_CODE_LINES = 35_453
+TOTAL_CODE_LINES = 35_452
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

@@ -156,6 +156,15 @@ def test_numbers_of_tensors_beyond_64_bits() -> None:
             run(torch.ones(1), torch.tensor(2**31))
 
 
+@pytest.mark.parametrize("whole", [int, math.floor, math.ceil, round])
+def test_numbers_of_floats_beyond_64_bits(whole: Callable[[float], int]) -> None:
+    run = torch.compile(lambda x, y: x * whole(y.item()), backend="lenz", fullgraph=True)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert run(torch.ones(1), torch.tensor(-3.7)) == whole(-3.7)
+        with pytest.raises(RuntimeError, match="might not fit in 64 bits"):
+            run(torch.ones(1), torch.tensor(1e20))
+
+
 def test_unsigned_numbers_of_tensors_beyond_64_bits() -> None:
     run = torch.compile(lambda x, i, j: (x * i.item(), j.item()), backend="lenz", fullgraph=True)
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
