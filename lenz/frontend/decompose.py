@@ -45,9 +45,8 @@ def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callab
         is_kept = op not in core and not has(name, "parts")
         if is_kept or name in native or packet in native or has(name, "library"):
             continue
-        rule = scaled_as_in_eager(op, rule)
-        rule = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
-        table[op] = kept_whole(packet, rule)
+        laid = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
+        table[op] = kept_whole(packet, scaled_as_in_eager(op, laid))
     return {**table, **CELLS, torch.ops.aten.convolution.default: convolution}
 
 

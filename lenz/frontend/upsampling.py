@@ -44,7 +44,7 @@ def upsampling() -> Iterator[None]:
 
 def _differentiated(op: Any) -> Callable[..., Any]:
     """The overload `vec` of an op, which takes sizes or factors, by ATen's autograd."""
-    in_parts, whole = decomposition_table[op], "bicubic" not in str(op)
+    whole = "bicubic" not in str(op)
 
     def vec(*args: Any) -> Any:
         x, sizes, *corners, factors = args
@@ -54,7 +54,7 @@ def _differentiated(op: Any) -> Callable[..., Any]:
         is_known = whole and x.is_cpu and all(isinstance(n, int) and n for n in x.shape)
         if is_known or _in_bytes(str(op), x):
             return op._op_dk(DispatchKey.Autograd, x, sizes, *corners, *scales)
-        return in_parts(x, sizes, *corners, *scales)
+        return decomposition_table[op](x, sizes, *corners, *scales)
 
     return vec
 
@@ -83,14 +83,16 @@ def _scales(name: str, x: Tensor, sizes: Sequence[Any], scales: Sequence[Any]) -
     """The factors, None for those that eager ignores.
 
     On CPUs, linear interpolation ignores the factor of a dimension that keeps its size, and the
-    nearest neighbour also that of one which doubles. On GPUs, interpolation copies an image that
-    keeps all sizes (ATen: native/cpu/UpSampleKernel.cpp, native/cuda/UpSampleBilinear2d.cu).
+    nearest neighbour also that of one which doubles (ATen: native/cpu/UpSampleKernel.cpp). On GPUs,
+    images that keep all sizes are copied, and the nearest neighbour in two dimensions ignores the
+    factor of a kept size (native/cuda/UpSampleBilinear2d.cu and others).
     """
-    if "exact" in name or (x.is_cpu and "bicubic" in name) or not any(scales):
+    on_cpu, is_nearest = x.is_cpu, "nearest" in name
+    is_used = "exact" in name or "bicubic" in name if on_cpu else is_nearest and "2d" not in name
+    if is_used or not any(scales):
         return list(scales)
-    times = (1, 2) if "nearest" in name else (1,)
+    times = (1, 2) if on_cpu and is_nearest else (1,)
     pairs = zip(x.shape[2:], sizes, strict=True)
     kept = [any(guard_or_false(k * n == m) for k in times) for n, m in pairs]
-    if not x.is_cpu:
-        kept = [all(kept) and "nearest" not in name] * len(kept)
+    kept = kept if on_cpu or is_nearest else [all(kept)] * len(kept)
     return [None if k else s for k, s in zip(kept, scales, strict=False)]

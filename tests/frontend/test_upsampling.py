@@ -102,7 +102,7 @@ def test_images_of_bytes_are_eagers(mode: str, last: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_factors_that_change_no_size_on_gpus(mode: str) -> None:
-    """Images that keep both sizes are copied, except by the nearest neighbour."""
+    """Images that keep both sizes are copied."""
     fn = lambda x: F.interpolate(x, scale_factor=1.1, mode=mode)
 
     def texts(*sizes: int) -> str:
@@ -111,7 +111,7 @@ def test_factors_that_change_no_size_on_gpus(mode: str) -> None:
         return str([n.args for n in p.nodes if "mul" in str(n.target)])
 
     assert "0.909" in texts(3, 12), "one size changes"
-    assert ("0.909" in texts(3, 4)) is (mode == "nearest")
+    assert "0.909" not in texts(3, 4)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
