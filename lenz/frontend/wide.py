@@ -1,6 +1,6 @@
 """Integers of a graph that might not fit in 64 bits. Python's do not wrap, those of kernels do.
 
-Numbers made from sizes of tensors alone are left out: what has a memory can be counted.
+Numbers made from sizes of tensors alone are left out: memory bounds them.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def bound_integers(gm: GraphModule, inputs: Sequence[Any]) -> None:
 
 
 def assert_integers(gm: GraphModule, kind: GraphKind) -> None:
-    """Assert the same in the graph where no guard says it.
+    """Assert it in the graph where there is no guard: for values of tensors, and when exporting.
 
-    That is so for integers that a tensor holds and in exported programs.
+    Raises Unsupported if no bound would do.
     """
     graph, (sizes, ends) = gm.graph, _ends(gm.graph.nodes)
     places = [n for n in graph.nodes if n.op == "placeholder"]
@@ -106,7 +106,9 @@ def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:
     made = {e: symbols for e, symbols in others.items() if symbols}
     ranges = numbers[0].node.shape_env.var_to_range
     far = {s: max(-r.lower, r.upper) for s, r in ranges.items()}
-    end = next((1 << b for b in BITS if _fit(made, {s: min(far[s], 1 << b) for s in far})), 0)
+    end = next((1 << b for b in BITS if _fit(made, {s: min(far[s], 1 << b) for s in far})), None)
+    if end is None:
+        raise Unsupported(f"no bound is known for {', '.join(map(str, made))}, made from integers")
     return sizes, {s: end for e in made for s in made[e]}
 
 
@@ -123,7 +125,7 @@ def _most(e: Any, ends: Mapping[Any, Any]) -> float:
 
     Raises OverflowError if an integer in it might not fit in 64 bits.
     """
-    if e.is_Symbol or e.is_Boolean:  # the numbers of a condition are values of other nodes
+    if e.is_Symbol or e.is_Boolean or e.is_Relational:  # a condition's numbers are other nodes'
         return int(ends.get(e, 1))
     if e.is_Number:
         found = abs(int(e) if e.is_Integer else float(e))

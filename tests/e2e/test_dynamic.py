@@ -156,6 +156,15 @@ def test_numbers_of_tensors_beyond_64_bits() -> None:
             run(torch.ones(1), torch.tensor(2**31))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_numbers_without_a_bound_are_eagers() -> None:
+    fn = lambda x, i: x * (i.item() // 2.5)
+    run = torch.compile(fn, backend="lenz")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for n in (7, -9, 2**40):
+            assert run(torch.ones(1), torch.tensor(n)) == fn(torch.ones(1), torch.tensor(n))
+
+
 @pytest.mark.parametrize("whole", [int, math.floor, math.ceil, round])
 def test_numbers_of_floats_beyond_64_bits(whole: Callable[[float], int]) -> None:
     run = torch.compile(lambda x, y: x * whole(y.item()), backend="lenz", fullgraph=True)
