@@ -33,7 +33,7 @@ from lenz.options import Options
 from lenz.pipeline import Compiled, compile_program
 from lenz.records import dataclass, field, replace
 from lenz.runtime.constants import whole_memory
-from lenz.runtime.store import Store, store_at
+from lenz.runtime.store import store_at
 from lenz.target import HOST
 from lenz.version import __version__
 
@@ -42,15 +42,11 @@ FIXED: Mapping[str, object] = {"aligned": False, "size_facts": False, "on_error"
 
 
 def export(
-    program: nn.Module | ExportedProgram,
-    path: str | os.PathLike[str],
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    dynamic_shapes: Any = None,
-    options: Mapping[str, object] | None = None,
+    program: nn.Module | ExportedProgram, path: str | os.PathLike[str],
+    args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *,
+    dynamic_shapes: Any = None, options: Mapping[str, object] | None = None,
     levels: Sequence[str] = (),
-) -> CompiledArtifact:
+) -> CompiledArtifact:  # fmt: skip
     """Compile a program for inference and write it to a file, with its weights.
 
     program         a module, which is exported with `torch.export.export(args, kwargs,
@@ -74,12 +70,9 @@ def export(
 
 
 def standalone_compile(
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Mapping[str, object] | None = None,
-    levels: Sequence[str] = ("host",),
-) -> CompiledArtifact:
+    gm: GraphModule, example_inputs: Sequence[Any], *,
+    options: Mapping[str, object] | None = None, levels: Sequence[str] = ("host",),
+) -> CompiledArtifact:  # fmt: skip
     """Compile a graph for inference by itself, also inside another backend of torch.compile.
 
     gm              a graph of aten or torch calls; it is not changed
@@ -113,11 +106,6 @@ class _Job:
     devices: dict[str, str] = field(default_factory=dict)
     name: str = ""
 
-    @property
-    def store(self) -> Store:
-        """The store for machine code."""
-        return store_at(self.folder.name)
-
     def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> None:
         """Compile a graph for all levels."""
         native = native_names(None)
@@ -128,10 +116,9 @@ class _Job:
 
     def program(self, p: FxProgram) -> Boxed:
         """Compile a program of AOTAutograd for all levels."""
-        if p.kind == "body":
-            raise UserError("an artifact cannot hold branches and loops, such as torch.cond")
         if p.kind != "inference":
-            raise UserError(f"an artifact is for inference, and this graph is {p.kind}")
+            what = "gradients, branches or loops, such as torch.cond"
+            raise UserError(f"an artifact is for inference without {what}; this is a {p.kind}")
         options = replace(self.options, cache_dir=self.folder.name)
         for k, (target, needs) in enumerate(targets(self.levels)):
             made = compile_program(p, Context(options, target))
@@ -151,7 +138,7 @@ class _Job:
             if device != HOST:
                 self.devices[device] = loader.key(device)
             for piece, key in keys.items():
-                data = self.store.get(loader.kind, key)
+                data = store_at(self.folder.name).get(loader.kind, key)
                 if data is None:
                     raise UserError("the machine code could not be stored: is the disk full?")
                 name = f"code.{key}" if device != HOST else f"code.{k}.{key}"
@@ -231,12 +218,9 @@ def _described(value: Any, ranges: Mapping[Any, Any] | None = None) -> dict[str,
     """The type of an argument, with the bounds of its sizes."""
     if not isinstance(value, Tensor):
         return {"kind": "number"}
-    return {
-        "kind": "tensor",
-        "dtype": str(value.dtype).removeprefix("torch."),
-        "device": value.device.type,
-        "size": [ends_of(n, ranges or {}) for n in value.shape],
-    }
+    return {"kind": "tensor", "dtype": str(value.dtype).removeprefix("torch."),
+            "device": value.device.type,
+            "size": [ends_of(n, ranges or {}) for n in value.shape]}  # fmt: skip
 
 
 def _weights(weights: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

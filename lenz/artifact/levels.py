@@ -46,8 +46,7 @@ def targets(levels: Sequence[str]) -> list[tuple[Target, tuple[str, ...]]]:
 
 def _target(level: str, mine: Target) -> tuple[Target, tuple[str, ...]]:
     if level == "host":
-        needs = tuple(f[1:] for f in mine.features.split(",") if f.startswith("+"))
-        return mine, needs
+        return mine, tuple(f[1:] for f in mine.features.split(",") if f.startswith("+"))
     if level == "generic":
         return replace(mine, cpu="generic", features="", lanes=4), ()
     needs = tuple(f for name in known()[: known().index(level) + 1] for f in X86[name])

@@ -86,8 +86,7 @@ def _array_of(text: str) -> Tensor | int:
         raise UserError(f"there is no file {text!r}", hint="inputs are .npy files or integers")
     try:
         with Path(text).open("rb") as file:
-            array = np.lib.format.read_array(file, allow_pickle=False)
-        return torch.from_numpy(array)
+            return torch.from_numpy(np.lib.format.read_array(file, allow_pickle=False))
     except (ValueError, TypeError, EOFError, MemoryError, OverflowError) as e:
         raise UserError(f"{text!r} is not an array for torch: {e}") from e
 

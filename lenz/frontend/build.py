@@ -116,11 +116,9 @@ def guards_so_far(context: TracingContext | None, env: ShapeEnv | None) -> int:
 
 
 def placeholders_of(
-    places: Sequence[Node],
-    inputs: Sequence[Any],
-    static_names: frozenset[str],
+    places: Sequence[Node], inputs: Sequence[Any], static_names: frozenset[str],
     donated: frozenset[int],
-) -> tuple[Placeholder, ...]:
+) -> tuple[Placeholder, ...]:  # fmt: skip
     """Describe the arguments, in order."""
     found = []
     for i, node in enumerate(places):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -185,6 +186,23 @@ def test_structures_without_a_name_are_refused(tmp_path: Path) -> None:
         lenz.export(Paired(), tmp_path / "m.lenz", (torch.ones(2),))
     with pytest.raises(UserError, match="unknown structure"):
         specs.loads('[1, {"type": "a.B", "context": "null", "children_spec": []}]')
+    factory = {"default_factory_module": "this", "default_factory_name": "c", "dict_context": []}
+    key = json.dumps([{"__enum__": True, "fqn": "this:c", "name": "x"}]).replace("_", "\\u005f")
+    for kind, context in (("collections.defaultdict", factory), ("builtins.dict", key)):
+        told: Any = {"type": kind, "context": context, "children_spec": []}
+        with pytest.raises(UserError, match=r"it needs this[.:]c, which"):
+            specs.loads(json.dumps([1, told]))
+    assert "this" not in sys.modules, "a module that the text names was imported"
+
+
+def test_missing_values_of_a_result(tmp_path: Path) -> None:
+    class Grouped(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return defaultdict(list, a=[x + 1])
+
+    lenz.export(Grouped(), tmp_path / "m.lenz", (torch.ones(2),))
+    got = lenz.load(tmp_path / "m.lenz")(torch.ones(2))
+    assert got["missing"] == [] and torch.equal(got["a"][0], torch.full((2,), 2.0))
 
 
 class Cached(nn.Module):
