@@ -42,6 +42,7 @@ reversed    the iteration takes the operands in another order
 twins       the second result has the strides of the first
 
     dense      always contiguous
+    here       contiguous, on CPUs alone
     there      contiguous, on GPUs alone
     format     the memory format that ATen suggests for an argument (measured on CPUs alone)
     laid       channels last also where the argument is so and ATen does not say it, but not where
@@ -94,7 +95,7 @@ library strides=fourier of=1: _fft_r2c _fft_c2r
 library into product=0: mm bmm
 library into product=1: addmm baddbmm
 parts: dist narrow_copy permute_copy split_with_sizes_copy tril_indices triu_indices unbind_copy
-    view_copy rrelu_with_noise_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    rrelu_with_noise_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     upsample_bilinear2d upsample_trilinear3d
 view: reshape slice permute squeeze select t transpose unsqueeze diagonal
@@ -130,18 +131,19 @@ norm: linalg_vector_norm norm
 linear: add sub rsub subtract neg negative sum mean trace cumsum scatter_add index_add index_fill
     select_backward slice_backward diagonal_backward col2im
 linear strides=like: index_fill.int_Scalar index_fill.int_Tensor
-linear strides=dense: tril triu diag_embed im2col masked_fill.Scalar
+linear strides=here: tril triu diag_embed im2col masked_fill.Scalar
 linear strides=told: masked_fill
 linear strides=spread: diagonal_scatter
 linear strides=iteration reversed: rsub.Tensor
 reversed: threshold_backward leaky_relu_backward
 strides=told: conj_physical positive view.dtype floor_divide.Scalar
-strides=dense: isin.Tensor_Tensor mse_loss_backward smooth_l1_loss_backward huber_loss_backward
-    _log_softmax_backward_data glu_backward _log_softmax renorm grid_sampler_2d nll_loss2d_forward
-    normal.Tensor_float mvlgamma
-strides=dense twins: log_sigmoid_forward
+strides=dense: mse_loss_backward smooth_l1_loss_backward huber_loss_backward glu_backward
+    nll_loss2d_forward normal.Tensor_float
+strides=here: isin.Tensor_Tensor _log_softmax_backward_data _log_softmax renorm grid_sampler_2d
+    mvlgamma
+strides=here twins: log_sigmoid_forward
 strides=dense type=0: normal.Tensor_Tensor
-strides=dense type=statistics: native_layer_norm
+strides=here type=statistics: native_layer_norm
 strides=groups type=statistics: native_group_norm
 strides=laid: _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update
     _batch_norm_no_update

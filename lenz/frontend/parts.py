@@ -51,6 +51,7 @@ def embedding_bag_backward(
     if by_frequency or sparse:
         return None
     table = grad.new_zeros(rows, grad.shape[1])
+    sizes = sizes[: grad.shape[0]]  # on GPUs a last offset has a size, but no bag
     if mode == MAX:
         dy = torch.where((sizes > 0).unsqueeze(1), grad, 0.0)
         return table.scatter_add(0, maxima.long(), dy)
@@ -138,20 +139,22 @@ def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) ->
 def nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Tensor:
     """The indices of the first nonzero elements, one per row, padded with rows of one value."""
     rank = x.dim()
-    if not rank or any(is_same_size(n, 0) for n in (size, *x.shape)):
-        return x.new_full((size, rank), fill_value, dtype=torch.int64)
-    chosen = (x != 0).flatten()
-    number = chosen.cumsum(0) - 1
-    # Surplus rows go past the end.
-    at = torch.where(chosen & (number < size), number, size)
-    of_all = [torch.arange(n, device=x.device) for n in x.shape]
-    places = [v.flatten() for v in torch.meshgrid(of_all, indexing="ij")]
-    made = x.new_full((size + 1, rank), fill_value, dtype=torch.int64)
-    made = made.scatter(0, at.unsqueeze(1).expand(-1, rank), torch.stack(places, 1))
-    return made[:size]
+    made = x.new_full((size, rank), fill_value, dtype=torch.int64)
+    if rank and not any(is_same_size(n, 0) for n in (size, *x.shape)):
+        chosen = (x != 0).flatten()
+        number = chosen.cumsum(0) - 1
+        # Surplus rows go past the end.
+        at = torch.where(chosen & (number < size), number, size)
+        of_all = [torch.arange(n, device=x.device) for n in x.shape]
+        places = [v.flatten() for v in torch.meshgrid(of_all, indexing="ij")]
+        made = x.new_full((size + 1, rank), fill_value, dtype=torch.int64)
+        made = made.scatter(0, at.unsqueeze(1).expand(-1, rank), torch.stack(places, 1))[:size]
+    # ATen fills columns on GPUs.
+    return made if x.is_cpu or rank < 2 else made.t().contiguous().t()
 
 
 PARTS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.view_copy.default: lambda x, sizes: x.reshape(sizes).contiguous().clone(),
     aten._embedding_bag_backward.default: embedding_bag_backward,
     aten._embedding_bag_per_sample_weights_backward.default: bag_weights_backward,
     aten.fake_quantize_per_tensor_affine_cachemask.default: per_tensor,

@@ -142,9 +142,8 @@ constant_pad_nd threshold"""
 FLOATS = """frac lerp log_sigmoid_forward _log_softmax hardswish hardsigmoid
 celu elu silu gelu mish softplus glu _prelu_kernel std var std_mean var_mean rrelu_with_noise
 rrelu_with_noise_functional multinomial normal logcumsumexp im2col col2im adaptive_max_pool2d
-adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d upsample_linear1d hardshrink
-upsample_trilinear3d softshrink _softmax _safe_softmax smooth_l1_loss soft_margin_loss uniform
-bernoulli"""
+adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d hardshrink softshrink _softmax
+_safe_softmax smooth_l1_loss soft_margin_loss uniform bernoulli"""
 NUMERIC = f"""abs sub rsub ceil floor trunc round relu mvlgamma threshold trace bucketize topk
 searchsorted addcmul addcdiv addmv mv dist dot vdot kthvalue median nanmedian linalg_cross
 argmax argmin max_pool2d_with_indices max_pool3d_with_indices
@@ -159,6 +158,9 @@ CHEBYSHEV = [f"{s}chebyshev_polynomial_{kind}" for s in ("", "shifted_") for kin
 WIDE = " ".join(f"special_{n}" for n in (*SPECIAL.split(), *CHEBYSHEV))
 NLL = "nll_loss_forward nll_loss2d_forward"
 PLACED = "index_select index_copy index_add index_reduce index_fill"
+UPSAMPLED = """upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+upsample_trilinear3d upsample_bicubic2d"""
 ORDERED = "_softmax _safe_softmax _log_softmax sort"
 RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs speed
     (f"{FLOATS} {NORMS}", of(*BOOL, *INTS)),
@@ -180,7 +182,10 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("arange linspace logspace", lambda *a, dtype=None, **_: dtype in BOOL or bool(_tensors(a))),
     ("logaddexp logaddexp2", lambda x, y: {x.dtype, y.dtype} <= {*BOOL, *INTS}),
     ("round", lambda *a, decimals=None: decimals is not None and of(*INTS)(*a)),
-    ("upsample_bilinear2d upsample_bicubic2d", of(*BOOL, *INTS[1:])),
+    (UPSAMPLED, of(*BOOL, *INTS[1:], torch.complex64, torch.complex128)),
+    (UPSAMPLED, lambda x, sizes, *_: 0 in (*_sizes(x)[1:], *map(_hint, sizes))),
+    ("upsample_linear1d upsample_trilinear3d", of(torch.uint8)),
+    ("upsample_bilinear2d upsample_bicubic2d", lambda x, *_: of(torch.uint8)(x) and not x.is_cpu),
     ("complex polar heaviside linalg_cross mv addmv _cdist_forward binary_cross_entropy", mixed),
     ("grid_sampler_2d grid_sampler_3d", mixed),
     (f"native_layer_norm native_group_norm {NORMS}", _norm),

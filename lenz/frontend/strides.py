@@ -94,9 +94,9 @@ def _followed(
         case "fourier":
             order = transformed(args[0], args[1], position)
         case _:
-            source = told if kind in ("dense", "there") else args[position]
+            source = told if kind in ("dense", "here", "there") else args[position]
             here = told.device.type == "cpu"
-            is_measured = not here if kind == "there" else here or kind == "groups"
+            is_measured = not here if kind == "there" else here or kind in ("dense", "groups")
             if not is_measured or not isinstance(source, torch.Tensor):
                 return None  # a number has no strides
             follows = kind in ("format", "laid", "either") or (kind == "groups" and here)

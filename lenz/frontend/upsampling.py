@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table, decompositions
+from torch._prims_common import get_computation_dtype, suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from lenz.frontend.refusals import UPSAMPLED, is_refused
 
 sizes_of: Any = decompositions.upsample_compute_output_size
 KEYS = DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA
-NAMES = (
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d",
-    "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
-)  # fmt: skip
+NAMES = UPSAMPLED.split()
 
 
 @contextmanager
@@ -52,9 +51,9 @@ def _differentiated(op: Any) -> Callable[..., Any]:
         scales = _scales(str(op), x, sizes, factors or [None] * len(sizes))
         # torch's fake kernel fails for an empty batch (docs/upstream/torch_empty_upsampling.py).
         is_known = whole and x.is_cpu and all(isinstance(n, int) and n for n in x.shape)
-        if is_known or _in_bytes(str(op), x):
+        if is_known or _in_bytes(str(op), x) or is_refused(op._opname, (x, sizes), {}):
             return op._op_dk(DispatchKey.Autograd, x, sizes, *corners, *scales)
-        return decomposition_table[op](x, sizes, *corners, *scales)
+        return _computed(str(op), decomposition_table[op], x, sizes, *corners, *scales)
 
     return vec
 
@@ -69,9 +68,54 @@ def scaled_as_in_eager(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
         if _in_bytes(name, x):
             return NotImplemented
         corners = 0 if "nearest" in name else 1
-        return rule(x, sizes, *rest[:corners], *_scales(name, x, sizes, rest[corners:]))
+        scales = _scales(name, x, sizes, rest[corners:])
+        return _computed(name, rule, x, sizes, *rest[:corners], *scales)
 
     return call
+
+
+def _computed(
+    name: str, rule: Callable[..., Any], x: Tensor, sizes: Sequence[Any], *rest: Any
+) -> Tensor:
+    if not x.is_cpu and "nearest" not in name and all(_keeps(x, sizes)):
+        return x.clone(memory_format=suggest_memory_format(x))
+    y = _linear(x, sizes, *rest) if "linear" in name else rule(x, sizes, *rest)
+    # torch's drop channels last of fewer than 16 channels on GPUs, and leave rows in their order.
+    return y.contiguous(memory_format=suggest_memory_format(x))
+
+
+def _keeps(x: Tensor, sizes: Sequence[Any], times: int = 1) -> list[bool]:
+    """For each dimension, whether the result is `times` as long as the image."""
+    return [guard_or_false(times * n == m) for n, m in zip(x.shape[2:], sizes, strict=True)]
+
+
+def _linear(x: Tensor, sizes: Sequence[Any], align: bool, *scales: float | None) -> Tensor:
+    """Linear interpolation with a weight for each neighbour, `w0 * a + w1 * b`, as in ATen.
+
+    torch's decomposition computes `a + (b - a) * w1`: NaN for two infinite pixels, and for a weight
+    near 1 an error of the size of `a`. `x` is [N, C, *n], the result [N, C, *sizes].
+    """
+    dtype = get_computation_dtype(x.dtype)
+    pairs: list[Any] = []
+    for d, (n, m, kept, s) in enumerate(
+        zip(x.shape[2:], sizes, _keeps(x, sizes), scales, strict=True)
+    ):
+        at = torch.arange(m, device=x.device).to(dtype)
+        if align:
+            at = at * ((n - 1) / (m - 1) if m > 1 else 0.0)
+        else:
+            at = ((at + 0.5) * (1 / s if s else n / m) - 0.5).clamp(min=0)
+        at = at.reshape(-1, *[1] * (len(sizes) - 1 - d))
+        low = at.to(torch.int64)
+        high = low if kept and x.is_cpu else (low + 1).clamp(max=n - 1)
+        part = (at - low).clamp(0, 1)
+        pairs.append(((low, 1 - part), (high, part)))
+    index = torch.ops.aten._unsafe_index.Tensor
+    found: list[Tensor]
+    found = [index(x, [None, None, *[p for p, _ in c]]).to(dtype) for c in product(*pairs)]
+    for (_, first), (_, second) in reversed(pairs):
+        found = [a * first + b * second for a, b in zip(found[::2], found[1::2], strict=True)]
+    return found[0].to(x.dtype)
 
 
 def _in_bytes(name: str, x: Tensor) -> bool:
@@ -89,10 +133,11 @@ def _scales(name: str, x: Tensor, sizes: Sequence[Any], scales: Sequence[Any]) -
     """
     on_cpu, is_nearest = x.is_cpu, "nearest" in name
     is_used = "exact" in name or "bicubic" in name if on_cpu else is_nearest and "2d" not in name
+    scales = [*scales, *[None] * (len(sizes) - len(scales))]
     if is_used or not any(scales):
-        return list(scales)
-    times = (1, 2) if on_cpu and is_nearest else (1,)
-    pairs = zip(x.shape[2:], sizes, strict=True)
-    kept = [any(guard_or_false(k * n == m) for k in times) for n, m in pairs]
-    kept = kept if on_cpu or is_nearest else [all(kept)] * len(kept)
-    return [None if k else s for k, s in zip(kept, scales, strict=False)]
+        return scales
+    kept = _keeps(x, sizes)
+    if on_cpu and is_nearest:
+        kept = [a or b for a, b in zip(kept, _keeps(x, sizes, 2), strict=True)]
+    kept = kept if on_cpu or is_nearest else [False] * len(kept)
+    return [None if k else s for k, s in zip(kept, scales, strict=True)]

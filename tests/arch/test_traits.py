@@ -41,7 +41,7 @@ def test_each_op_is_one_of_torch() -> None:
 
 def test_an_overload_stands_for_itself_or_for_its_packet() -> None:
     assert trait(aten.sum.dim_IntList, "linear") == "" == trait("aten.sum.default", "linear")
-    assert trait(aten.masked_fill.Scalar, "strides") == "dense"
+    assert trait(aten.masked_fill.Scalar, "strides") == "here"
     assert trait(aten.masked_fill.Tensor, "strides") == "told"
     assert has(aten.mm.default, "into"), "its result goes where the plan wants it"
     assert not has(aten.mm.dtype, "into"), "its third argument is a type"

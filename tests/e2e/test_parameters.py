@@ -18,8 +18,10 @@ from torch import Tensor, randn
 from tests.e2e.sides import agree
 
 Case: TypeAlias = tuple[str, Callable[..., Any], Callable[[], Sequence[Tensor]]]
+CPU = torch.device("cpu")
+LAST = torch.channels_last
 INF, NAN = float("inf"), float("nan")
-SPECIAL = torch.tensor((-INF, -1e30, -1.0, -0.0, 0.0, 0.5, 1.0, 3.5, 1e30, INF, NAN))
+SPECIAL = -INF, -1e30, -1.0, -0.0, 0.0, 0.5, 1.0, 3.5, 1e30, INF, NAN
 MODES = "nearest", "nearest-exact", "bilinear", "bicubic"
 BINARY = (
     torch.xlogy, torch.heaviside, torch.hypot, torch.copysign, torch.nextafter, torch.fmax,
@@ -29,15 +31,20 @@ HOW = "none", "mean", "sum"
 
 
 def special() -> tuple[Tensor, Tensor]:
-    return SPECIAL, SPECIAL.flip(0)
+    x = torch.tensor(SPECIAL)
+    return x, x.flip(0)
 
 
 def interpolated() -> Iterator[Case]:
     images = lambda top, dtype: ((torch.rand(1, 2, 3, 5) * top).to(dtype),)
+    last = lambda: (torch.rand(1, 2, 3, 5).to(memory_format=LAST),)
+    infinite = lambda: (torch.tensor([INF, INF, 1.0, -INF, NAN]).tile(1, 2, 3, 1),)
     for mode, factor in product(MODES, (0.6, 1.1, 1.3, 2.0, 2.1)):
         fn = partial(F.interpolate, scale_factor=factor, mode=mode)
         for top, dtype in ((1, torch.float32), (255, torch.uint8)):
             yield f"{mode} by {factor}, {dtype}", fn, partial(images, top, dtype)
+        yield f"{mode} by {factor}, channels last", fn, last
+        yield f"{mode} by {factor}, infinite pixels", fn, infinite
 
 
 def pooled() -> Iterator[Case]:
@@ -59,11 +66,11 @@ def normed() -> Iterator[Case]:
 
 def computed() -> Iterator[Case]:
     for e in (0, 1, 2, -1, 0.5, 1 / 3, INF, -INF, NAN):
-        yield f"to the power {e}", lambda x, e=e: (x**e, e**x), lambda: (SPECIAL,)
+        yield f"to the power {e}", lambda x, e=e: (x**e, e**x), lambda: special()[:1]
     for low, high in ((0, 1), (1, 0), (NAN, 1), (INF, -INF)):
-        yield f"clamp {low} {high}", partial(torch.clamp, min=low, max=high), lambda: (SPECIAL,)
+        yield f"clamp {low} {high}", partial(torch.clamp, min=low, max=high), lambda: special()[:1]
     for d in (-2, -1, 1, 3):
-        yield f"round {d}", partial(torch.round, decimals=d), lambda: (SPECIAL,)
+        yield f"round {d}", partial(torch.round, decimals=d), lambda: special()[:1]
     for op in BINARY:
         yield op.__name__, op, special
     holes = lambda k: [torch.full((3, 3), NAN) if i == k else randn(3, 3) for i in range(3)]
@@ -83,11 +90,13 @@ def lost() -> Iterator[Case]:
         yield f"smooth l1 {how} {beta}", fn, lambda: (randn(4, 3), randn(4, 3))
 
 
-CASES = [case for group in (interpolated, pooled, normed, computed, lost) for case in group()]
+def cases(device: torch.device = CPU) -> list[Case]:
+    with device:
+        return [c for group in (interpolated, pooled, normed, computed, lost) for c in group()]
 
 
 @pytest.mark.one_in(10)
-@pytest.mark.parametrize(("fn", "make"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(("fn", "make"), [pytest.param(*c[1:], id=c[0]) for c in cases()])
 def test_parameters_are_treated_as_in_eager(
     fn: Callable[..., Any], make: Callable[[], Sequence[Tensor]]
 ) -> None:

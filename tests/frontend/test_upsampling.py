@@ -122,3 +122,41 @@ def test_an_empty_batch(mode: str) -> None:
     assert y.shape == (0, 2, 8)
     y.sum().backward()
     assert x.grad is not None and x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_few_channels_stay_last_on_gpus(mode: str) -> None:
+    """torch's decompositions drop the layout below 4 or 16 channels; eager keeps it."""
+    with fake_cuda():
+        x = Fake((1, 2, 3, 4), torch.float32).make().to(memory_format=torch.channels_last)
+        [p] = programs_of(lambda x: F.interpolate(x, scale_factor=2.0, mode=mode), x)
+    [y] = p.outputs
+    assert str(y.stride) == "(96, 1, 16, 2)"
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(
+    "x",
+    [torch.ones(1, 2, 3, dtype=torch.int32), torch.ones(1, 0, 3), torch.ones(1, 2, 1)],
+    ids=["integers", "no channels", "no pixels"],
+)
+def test_what_eager_refuses(x: Tensor, mode: str) -> None:
+    fn = lambda x: F.interpolate(x, scale_factor=0.6, mode=mode)
+    for run in (fn, torch.compile(fn, backend="lenz")):
+        with pytest.raises(RuntimeError):
+            run(x)
+
+
+def test_a_large_pixel_leaves_small_ones_their_digits() -> None:
+    """Near a weight of 1, `a + (b - a) * w` has an error of the size of `a`."""
+    fn = lambda x: F.interpolate(x, scale_factor=33.0, mode="linear")
+    x = torch.tensor([[[1e6, 1.0, 1.0]]])
+    got = torch.compile(fn, backend="lenz")(x).double()
+    want, eager = fn(x.double()), fn(x).double()
+    assert (got - want).abs().max() <= 2 * (eager - want).abs().max()
+
+
+def test_rows_in_another_order_become_contiguous() -> None:
+    fn = lambda x: F.interpolate(x, scale_factor=2)
+    x = torch.randn(3, 3, 3).transpose(0, 1)
+    assert torch.compile(fn, backend="lenz")(x).stride() == fn(x).stride() == (18, 6, 1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.cuda import Fake, fake_cuda, programs_of
 from tests.lower.harness import check
 
 aten = torch.ops.aten
@@ -81,3 +82,19 @@ def test_a_row_outside_is_an_error_and_other_bags_stay_eager() -> None:
         check(lambda w, i: F.embedding_bag(i, w), W, IDX + 5)
     offsets = torch.tensor([0, 2, 2, 9])
     check(lambda w, i, o: F.embedding_bag(i.view(-1), w, o), W, IDX, offsets, native=False)
+
+
+@pytest.mark.parametrize("mode", ("sum", "mean", "max"))
+def test_a_last_offset_is_no_bag_on_gpus(mode: str) -> None:
+    """There the sizes of bags have one element more than the gradient has rows."""
+
+    def fn(w: torch.Tensor, i: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+        return F.embedding_bag(i, w, o, mode=mode, include_last_offset=True)
+
+    def ints(n: int) -> torch.Tensor:
+        return Fake((n,), torch.int64).make()
+
+    with fake_cuda():
+        table = Fake((5, 4), torch.float32, grad=True).make()
+        halves = programs_of(fn, table, ints(6), ints(3))
+    assert [p.kind for p in halves] == ["forward", "backward"]

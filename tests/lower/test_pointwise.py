@@ -368,7 +368,15 @@ def test_fractions_and_angles(dtype: torch.dtype) -> None:
 
 def test_copies_and_products() -> None:
     x = floats(torch.float32, 4, 6)
-    check(lambda x: (aten.view_copy(x, [24]), aten.permute_copy(x, [1, 0])), x, exact=True)
+    check(
+        lambda x: (
+            aten.view_copy(x.mT, [24]),
+            aten.view_copy(x, [24]),
+            aten.permute_copy(x, [1, 0]),
+        ),
+        x,
+        exact=True,
+    )
     check(lambda x: (aten.narrow_copy(x, 0, 1, 2), *aten.unbind_copy(x, 1)), x, exact=True)
     check(lambda x: torch.addr(x, x[:, 0], x[1], beta=0.5, alpha=2), x)
     check(lambda x: x.sum() + torch.tril_indices(4, 5, 1).sum() + torch.triu_indices(3, 4, -1), x)
