@@ -24,6 +24,7 @@ from lenz.frontend.attention import fuse_attention, has_attention
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
 from lenz.frontend.calls import copied, fake_of
+from lenz.frontend.composites import composites
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
 from lenz.frontend.floats import fix_floats
@@ -33,7 +34,6 @@ from lenz.frontend.program import CompileFX, GraphKind, boxed, boxed_eager
 from lenz.frontend.session import compiling, interning
 from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
-from lenz.frontend.upsampling import upsampling
 from lenz.frontend.values import is_same_size
 from lenz.ir.interned import uncollected
 from lenz.ir.plan import Boxed
@@ -99,7 +99,7 @@ def capture(
         return compile_part if kind != "backward" else rescued(compile_part, failed)
 
     counters["aot_autograd"]["total"] += 1
-    with functorch_config.patch({**CONFIG, **KEEPING}), uncollected(), compiling(), upsampling():
+    with functorch_config.patch({**CONFIG, **KEEPING}), uncollected(), compiling(), composites():
         compiled = aot_module_simplified(
             gm,
             example_inputs,

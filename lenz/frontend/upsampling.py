@@ -1,4 +1,4 @@
-"""Upsampling: one op for autograd on CPUs, with the factors that eager uses.
+"""Interpolation: one op for autograd on CPUs, with the factors that eager uses.
 
 torch decomposes it before autograd, so its gradient is one scatter per corner: a training step of
 the op takes 0.8 to 3.5 times as long as in eager (f32, one core). On CPUs it stays one op, and the
@@ -8,8 +8,7 @@ So do symbolic sizes: fake tensors have no rule for ATen's gradient op with them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -23,25 +22,10 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from lenz.frontend.refusals import UPSAMPLED, is_refused
 
 sizes_of: Any = decompositions.upsample_compute_output_size
-KEYS = DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA
 NAMES = UPSAMPLED.split()
 
 
-@contextmanager
-def upsampling() -> Iterator[None]:
-    """Let autograd see the ops of `NAMES` on CPUs, where it would see their decompositions."""
-    packets = [getattr(torch.ops.aten, name) for name in NAMES]
-    try:
-        for p, key in product(packets, KEYS):
-            p.vec.py_impl(key)(_differentiated(p.default))
-        yield
-    finally:
-        for p, key in product(packets, KEYS):
-            p.vec.py_kernels.pop(key, None)
-            p.vec._dispatch_cache.clear()
-
-
-def _differentiated(op: Any) -> Callable[..., Any]:
+def differentiated(op: Any) -> Callable[..., Any]:
     """The overload `vec` of an op, which takes sizes or factors, by ATen's autograd."""
     whole = "bicubic" not in str(op)
 

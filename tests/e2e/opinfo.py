@@ -219,7 +219,7 @@ The state of an op and dtype is that of its worst sample:
 - **library**: also calls that are left to libraries by choice (matrix products, convolutions,
   attention, Fourier transforms, linear algebra), and no other call;
 - **extern**: also other calls of eager ops, each with its reason, or the whole graph in eager;
-- **failed**: differs from eager, or raises, where `backend="aot_eager"` does neither;
+- **failed**: results differ from eager; or gradients do, or it raises, where `aot_eager` does not;
 - **skipped**: eager or `aot_eager` rejects every sample.
 
 float32 ops, forward and backward: native {native}; native or library {library}; native,

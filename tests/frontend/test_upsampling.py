@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lenz.frontend.upsampling import KEYS, NAMES
+from lenz.frontend.composites import KEYS
+from lenz.frontend.upsampling import NAMES
 from tests.cuda import Fake, fake_cuda, programs_of
 
 WAYS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {

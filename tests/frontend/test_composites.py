@@ -1,0 +1,32 @@
+"""Ops that torch decomposes before autograd give what eager gives, shared memory too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WAYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "in evaluation": lambda x: F.dropout(x, 0.5, training=False),
+    "with no chance": lambda x: F.dropout(x, 0.0),
+    "of nothing": lambda x: F.dropout(x[:0], 0.5),
+    "of a view": lambda x: F.dropout(x.mT, 0.5, training=False),
+    "in a module": torch.nn.Dropout(0.5).eval(),
+    "with all chance": lambda x: F.dropout(x, 1.0),
+}
+
+
+@pytest.mark.parametrize("grad", (False, True))
+@pytest.mark.parametrize("way", WAYS)
+def test_dropout_that_drops_nothing_gives_its_argument(way: str, grad: bool) -> None:
+    fn, x = WAYS[way], torch.randn(3, 4, requires_grad=grad)
+    got, want = torch.compile(fn, backend="lenz")(x), fn(x)
+    torch.testing.assert_close(got, want)
+    assert (got is x) == (want is x)
+    assert got.stride() == want.stride()
+    address = x.untyped_storage().data_ptr()
+    shared = [t.untyped_storage().data_ptr() == address for t in (got, want)]
+    assert shared[0] == shared[1]
