@@ -136,7 +136,7 @@ linear strides=told: masked_fill
 linear strides=spread: diagonal_scatter
 linear strides=iteration reversed: rsub.Tensor
 reversed: threshold_backward leaky_relu_backward
-strides=told: angle conj_physical positive view.dtype floor_divide.Scalar
+strides=told: conj_physical positive view.dtype floor_divide.Scalar
 strides=dense: mse_loss_backward smooth_l1_loss_backward huber_loss_backward glu_backward
     nll_loss2d_forward normal.Tensor_float
 strides=here: isin.Tensor_Tensor _log_softmax_backward_data _log_softmax renorm grid_sampler_2d

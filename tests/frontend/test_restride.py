@@ -94,6 +94,7 @@ def last(*shape: int) -> Tensor:
         (lambda x: F.glu(x, -1), last(2, 3, 4, 4), True),
         (lambda x: F.mse_loss(x, x.detach() + 1), torch.randn(4, 5).t(), True),
         (lambda x: F.log_softmax(x, 1) * 2, torch.randn(4, 5).t(), True),
+        (lambda x: torch.complex(x, -x).angle(), torch.randn(4, 5).t(), False),
         (lambda x: F.batch_norm(x, None, None, training=True).contiguous(), last(2, 3, 4, 4), True),
         (lambda x: F.batch_norm(x, None, None, training=True), torch.randn(3, 2, 4).mT, True),
     ],
