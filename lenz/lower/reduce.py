@@ -18,6 +18,7 @@ from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, count, cut, reduce_over
+from lenz.lower.moments import Sets, chunks_of, moments
 from lenz.lower.operand import broadcast, number, reader
 from lenz.lower.registry import lowering
 from lenz.sym import ZERO, Sym
@@ -176,7 +177,7 @@ def spread(
     """Variance (or its root) of each row, and the mean if asked for.
 
     Two passes: sum((x - mean)^2) / max(n - correction, 0), which stays accurate if the mean is
-    large relative to the deviation; on CPUs in f64, as in eager.
+    large relative to the deviation; on CPUs in f64, as in eager. On GPUs long rows are read once.
     """
     s, acc = cut(x.shape, dim), F64 if x.device == "cpu" else compute_dtype(x.dtype)
     at = reader(x, acc)
@@ -184,21 +185,26 @@ def spread(
     second = b.results[1] if with_mean else None
     shape = s.padded if keepdim else s.rows
     mean_type = b.temp(shape, acc) if second is None else replace(second, dtype=acc)
-    mean = reduce_over(b, "sum", s, keepdim, at, lambda a: a / n, mean_type, "mean")
     rest = ops.maximum(n - correction, 0)
-
-    def deviation(i: Index) -> Expr:
-        row = s.row(i)
-        return ops.square(at(i) - mean.at(s.pad(row) if keepdim else row))
 
     def finish(a: Expr) -> Expr:
         v = a / rest
         return ops.sqrt(v) if root else v
 
-    result = reduce_over(b, "sum", s, keepdim, deviation, finish)
+    sets = Sets(x, shape, s.over, lambda i, r: s.join(s.row(i) if keepdim else i, r))
+    if chunks_of(b, sets) is not None:
+        centre, result = moments(b, sets, (mean_type, b.result), finish, "spread")
+    else:
+        centre = reduce_over(b, "sum", s, keepdim, at, lambda a: a / n, mean_type, "mean")
+
+        def deviation(i: Index) -> Expr:
+            row = s.row(i)
+            return ops.square(at(i) - centre.at(s.pad(row) if keepdim else row))
+
+        result = reduce_over(b, "sum", s, keepdim, deviation, finish)
     if second is None:
         return result
-    return result, mean if mean.dtype is second.dtype else b.map(mean.at, second, "mean")
+    return result, centre if centre.dtype is second.dtype else b.map(centre.at, second, "mean")
 
 
 def _enter_spread(packet: str, root: bool, with_mean: bool) -> None:

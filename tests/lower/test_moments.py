@@ -232,3 +232,17 @@ def test_batch_norm_reads_its_input_twice(shape: tuple[int, ...], last: bool) ->
     assert len(stored) == 4, f"mean, invstd and the running statistics:\n{show(s)}"
     for made in cubins(s)[::2]:
         assert made.spills == 0, f"{made.name} takes {made.registers} registers"
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("keep", (False, True))
+@pytest.mark.parametrize("dim", (None, 0, 1, (0, 2)))
+def test_variances_of_long_rows_are_read_once(dim: Any, keep: bool) -> None:
+    x = torch.randn(6, 20, 30, dtype=torch.float64) + 100
+    for fn in (torch.std, torch.var, torch.var_mean):
+        g = _lowered(lambda x, fn=fn: fn(x, dim=dim, keepdim=keep, correction=2), x)
+        assert "chunk_sum" in show(g), show(g)
+        want = fn(x, dim=dim, keepdim=keep, correction=2)
+        torch.testing.assert_close(
+            interp(g, [x]).outputs, want if fn is torch.var_mean else (want,)
+        )
