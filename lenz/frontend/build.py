@@ -86,7 +86,7 @@ def build(
         guards=guards_so_far(context, mode.shape_env if mode is not None else None),
         ended_by=ended_by,
         saved=saved_of(outputs, metadata) if kind == "forward" else (),
-        apart=tuple(k for k in told if is_apart(told[k])),
+        apart=tuple(k for k in told if is_apart(told[k], outputs[k])),
     )
 
 

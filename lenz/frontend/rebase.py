@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from lenz.frontend.program import Output
 from lenz.frontend.values import are_same, unguarded
 from lenz.traits import has
 
@@ -51,9 +52,18 @@ def told_of(graph: Graph, metadata: ViewAndMutationMeta | None) -> dict[int, Out
     return {i: cast(Any, metadata).output_info[k] for i, k in places.items()}
 
 
-def is_apart(told: OutputAliasInfo) -> bool:
-    """Return whether a result with a gradient is no view for autograd."""
-    return told.requires_grad and told.output_type is OutputType.non_alias
+def is_apart(told: OutputAliasInfo, result: Output) -> bool:
+    """Return whether a result with a gradient is no view for autograd.
+
+    As in eager, parts of an argument (`x.chunk(2)`) are views, which autograd keeps from writes,
+    but those of `x.unsafe_chunk(2)` are not.
+    """
+    if not told.requires_grad or told.output_type is not OutputType.non_alias:
+        return False
+    node: Any = result.node if result.alias_input is not None else None
+    while node is not None and node.op == "call_function" and "unsafe" not in str(node.target):
+        node = node.args[0]
+    return node is None or node.op == "call_function"
 
 
 def returned_of(graph: Graph) -> Sequence[Any]:

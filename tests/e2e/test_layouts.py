@@ -58,8 +58,13 @@ def written(x: Tensor) -> Sequence[Tensor]:
     return y, v
 
 
+def parts_of_an_argument(x: Tensor) -> Sequence[Tensor]:
+    return *x.chunk(2), x * 2
+
+
 PROGRAMS = (
     views, views_of_what_stays, views_without_a_gradient, detached, views_of_a_product, written,
+    parts_of_an_argument,
 )  # fmt: skip
 
 
