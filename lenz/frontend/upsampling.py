@@ -63,7 +63,14 @@ def _computed(
 ) -> Tensor:
     if not x.is_cpu and "nearest" not in name and all(_keeps(x, sizes)):
         return x.clone(memory_format=suggest_memory_format(x))
-    y = _linear(x, sizes, *rest) if "linear" in name else rule(x, sizes, *rest)
+    if "linear" in name:
+        y = _linear(x, sizes, *rest)
+    else:
+        y = (
+            _nearest(x, sizes, "exact" in name, rest)
+            if "nearest" in name
+            else rule(x, sizes, *rest)
+        )
     # torch's drop channels last of fewer than 16 channels on GPUs, and leave rows in their order.
     return y.contiguous(memory_format=suggest_memory_format(x))
 
@@ -71,6 +78,18 @@ def _computed(
 def _keeps(x: Tensor, sizes: Sequence[Any], times: int = 1) -> list[bool]:
     """For each dimension, whether the result is `times` as long as the image."""
     return [guard_or_false(times * n == m) for n, m in zip(x.shape[2:], sizes, strict=True)]
+
+
+def _nearest(
+    x: Tensor, sizes: Sequence[Any], exact: bool, scales: Sequence[float | None]
+) -> Tensor:
+    """The nearest pixel before the place, or the one around it; never one past the end."""
+    index: list[Tensor | None] = [None, None]
+    for d, (n, m, s) in enumerate(zip(x.shape[2:], sizes, scales, strict=True)):
+        at = torch.arange(m, device=x.device).to(torch.float32) + (0.5 if exact else 0.0)
+        at = (at * (1 / s if s else n / m)).to(torch.int64).clamp(0, n - 1)
+        index.append(at.reshape(-1, *[1] * (len(sizes) - 1 - d)))
+    return torch.ops.aten._unsafe_index.Tensor(x, index)  # type: ignore[no-any-return]  # any op
 
 
 def _linear(x: Tensor, sizes: Sequence[Any], align: bool, *scales: float | None) -> Tensor:
@@ -90,7 +109,7 @@ def _linear(x: Tensor, sizes: Sequence[Any], align: bool, *scales: float | None)
         else:
             at = ((at + 0.5) * (1 / s if s else n / m) - 0.5).clamp(min=0)
         at = at.reshape(-1, *[1] * (len(sizes) - 1 - d))
-        low = at.to(torch.int64)
+        low = at.to(torch.int64).clamp(0, n - 1)
         high = low if kept and x.is_cpu else (low + 1).clamp(max=n - 1)
         part = (at - low).clamp(0, 1)
         pairs.append(((low, 1 - part), (high, part)))
@@ -102,6 +121,14 @@ def _linear(x: Tensor, sizes: Sequence[Any], align: bool, *scales: float | None)
     return found[0].to(x.dtype)
 
 
+def _is_by_channels(x: Tensor, sizes: Sequence[Any]) -> bool:
+    """Whether ATen's kernel for channels last takes an image on CPUs; it takes small ones too."""
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(len(sizes))
+    is_last = last is not None and x.is_contiguous(memory_format=last)
+    is_small = len(sizes) == 2 and guard_or_false(sizes[0] + sizes[1] <= 128)
+    return is_small or (is_last and guard_or_false(x.shape[1] > 3))
+
+
 def _in_bytes(name: str, x: Tensor) -> bool:
     """Whether ATen computes with 16-bit weights, which no decomposition does: bytes on CPUs."""
     return x.is_cpu and x.dtype is torch.uint8 and "nearest" not in name
@@ -110,13 +137,18 @@ def _in_bytes(name: str, x: Tensor) -> bool:
 def _scales(name: str, x: Tensor, sizes: Sequence[Any], scales: Sequence[Any]) -> list[Any]:
     """The factors, None for those that eager ignores.
 
-    On CPUs, linear interpolation ignores the factor of a dimension that keeps its size, and the
-    nearest neighbour also that of one which doubles (ATen: native/cpu/UpSampleKernel.cpp). On GPUs,
-    images that keep all sizes are copied, and the nearest neighbour in two dimensions ignores the
-    factor of a kept size (native/cuda/UpSampleBilinear2d.cu and others).
+    On CPUs, linear interpolation ignores the factor of a dimension that keeps its size, and one of
+    two kernels for the nearest neighbour also that of one which doubles (ATen:
+    native/cpu/UpSampleKernel.cpp). On GPUs, images that keep all sizes are copied, and the nearest
+    neighbour in two dimensions ignores the factor of a kept size
+    (native/cuda/UpSampleBilinear2d.cu and others).
     """
     on_cpu, is_nearest = x.is_cpu, "nearest" in name
-    is_used = "exact" in name or "bicubic" in name if on_cpu else is_nearest and "2d" not in name
+    is_used = is_nearest and "2d" not in name
+    if on_cpu:
+        is_used = any(k in name for k in ("exact", "bicubic")) or (
+            is_nearest and not _is_by_channels(x, sizes)
+        )
     scales = [*scales, *[None] * (len(sizes) - len(scales))]
     if is_used or not any(scales):
         return scales

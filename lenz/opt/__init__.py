@@ -13,6 +13,7 @@ from lenz.opt.dedup import dedup
 from lenz.opt.draws import draws
 from lenz.opt.drop import drop
 from lenz.opt.equal_terms import equal_terms
+from lenz.opt.in_range import in_range
 from lenz.opt.inline import inline
 from lenz.opt.narrow import narrow
 from lenz.opt.online import online
@@ -31,7 +32,7 @@ from lenz.opt.wide_sums import wide_sums
 Pass = Callable[[Graph, Context], Graph]
 
 IN_ORDER = (
-    pad_matmul, views, dedup, unloop, relayout, inline, precision, rotate, simplify, equal_terms,
-    pad_rows, online, wide_sums, split_reduce, unmask, narrow, drop, draws,
+    pad_matmul, views, dedup, in_range, unloop, relayout, inline, precision, rotate, simplify,
+    equal_terms, pad_rows, online, wide_sums, split_reduce, unmask, narrow, drop, draws,
 )  # fmt: skip
 PASSES: dict[str, Pass] = {run.__name__: run for run in IN_ORDER}

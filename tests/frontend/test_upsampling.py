@@ -161,3 +161,28 @@ def test_rows_in_another_order_become_contiguous() -> None:
     fn = lambda x: F.interpolate(x, scale_factor=2)
     x = torch.randn(3, 3, 3).transpose(0, 1)
     assert torch.compile(fn, backend="lenz")(x).stride() == fn(x).stride() == (18, 6, 1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "factor"),
+    [
+        ((1, 2, 3), 1.1),
+        ((1, 2, 3), 2.1),
+        ((1, 2, 65, 66), 1.007),
+        ((1, 2, 32, 33), 2.01),
+        ((1, 5, 65, 66), 1.007),
+        ((1, 2, 3, 3, 5), 2.1),
+        ((1, 4, 3, 3, 5), 2.1),
+    ],
+)
+def test_two_kernels_for_the_nearest_pixel(
+    shape: tuple[int, ...], factor: float, dynamic: bool
+) -> None:
+    """Eager's kernel for channels last ignores factors that the other one uses."""
+    fn = lambda x: F.interpolate(x, scale_factor=factor)
+    run = torch.compile(fn, backend="lenz", dynamic=dynamic)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    x = torch.randn(shape)
+    for given in (x, x if last is None else x.to(memory_format=last)):
+        assert torch.equal(run(given), fn(given))
