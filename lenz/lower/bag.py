@@ -14,9 +14,9 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import Pointwise
 from lenz.ir.op import INDEX
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value
-from lenz.lower.index import checked, computed, is_position
+from lenz.lower.index import Place, checked, computed, is_position
 from lenz.lower.registry import lowering
-from lenz.lower.scatter import Place, check_places, update
+from lenz.lower.scatter import check_places, update
 from lenz.machines import runs_programs
 from lenz.sym import ZERO, Sym, affine_in, flatten, product
 

@@ -16,6 +16,7 @@ from lenz.lower.registry import lowering
 from lenz.sym import ONE, ZERO, Sym, Var, product, unflatten
 
 Element: TypeAlias = Callable[[Index], Expr]
+Place: TypeAlias = tuple[Index, tuple[Expr, ...]]
 
 
 def computed(k: int, size: Sym) -> Var:
@@ -48,6 +49,27 @@ def in_scalar(x: Value, index: Value, value: Element, **how: Any) -> Element:
     return value if x.rank else of_scalar
 
 
+def placed(
+    x: Value, d: int, index: Value, at: Callable[[Index], Index], **how: Any
+) -> Callable[[Index], Place]:
+    """Element i of `x`, but in dimension d at the position in element at(i) of `index`.
+
+    An index without dimensions has one position. A scalar has no place to check: see `in_scalar`.
+    `how` is as for `checked`.
+    """
+
+    def place(i: Index) -> Place:
+        if not x.rank:
+            return (), ()
+        e = index.at(at(i) if index.rank else ())
+        where = i or (ZERO,) * x.rank
+        return (*where[:d], computed(0, x.shape[d]), *where[d + 1 :]), (
+            checked(e, x.shape[d], **how),
+        )
+
+    return place
+
+
 def is_position(x: Value) -> bool:
     """True for a tensor whose elements may be positions; bytes are masks of an older kind."""
     return x.dtype.is_integer and x.dtype.name != "u8"
@@ -74,7 +96,7 @@ def index_(b: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value:
     return b.map(lambda i: x.at(*at_positions(x, given, i)))
 
 
-def at_positions(x: Value, given: Mapping[int, Value], i: Index) -> tuple[Index, tuple[Expr, ...]]:
+def at_positions(x: Value, given: Mapping[int, Value], i: Index) -> Place:
     """The place in x of element i of x[given], with positions by dimension, and its operands."""
     dims = list(given)
     rank = max(v.rank for v in given.values())
@@ -102,16 +124,8 @@ def gather(b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool 
     _check_reads(x, index)
     if x.rank == 0:
         return b.map(in_scalar(x, index, lambda i: x.at(()), fault="assert_in_bounds"))
-    d = wrapped(dim, x.rank)
-
-    def fn(i: Index) -> Expr:
-        at = i if index.rank else ()
-        where: list[Sym] = list(i) if index.rank else [ZERO] * x.rank
-        where[d] = computed(0, x.shape[d])
-        e = checked(index.at(at), x.shape[d], fault="assert_in_bounds")
-        return x.at(where, (e,))
-
-    return b.map(fn)
+    place = placed(x, wrapped(dim, x.rank), index, lambda i: i, fault="assert_in_bounds")
+    return b.map(lambda i: x.at(*place(i)))
 
 
 @lowering("index_select", any_dtype=True)
@@ -123,13 +137,8 @@ def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
     fault = "assert_in_bounds" if d == 1 else "assert_in_range"
     if not x.rank:
         return b.map(in_scalar(x, index, lambda i: x.at(())))
-
-    def fn(i: Index) -> Expr:
-        e = index.at((i[d],) if index.rank else ())
-        where = (*i[:d], computed(0, x.shape[d]), *i[d + 1 :])
-        return x.at(where, (checked(e, x.shape[d], fault=fault),))
-
-    return b.map(fn)
+    place = placed(x, d, index, lambda i: (i[d],), fault=fault)
+    return b.map(lambda i: x.at(*place(i)))
 
 
 @lowering("embedding", any_dtype=True)

@@ -14,14 +14,13 @@ from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, round_to
 from lenz.lower.dims import common_shape, wrapped
-from lenz.lower.index import at_positions, checked, computed, in_scalar, is_position
+from lenz.lower.index import Place, at_positions, checked, computed, in_scalar, is_position, placed
 from lenz.lower.known import gathered
 from lenz.lower.operand import Operand, broadcast, exact
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Sym, flatten, product, unflatten
 
-Place = tuple[Index, tuple[Expr, ...]]
 MODES: dict[str, UpdateMode] = {
     "set": "set", "add": "add", "sum": "add", "mean": "add", "multiply": "mul", "prod": "mul",
     "amax": "max", "amin": "min",
@@ -90,16 +89,7 @@ def _along(x: Value, dim: int, index: Value) -> Callable[[Index], Place]:
     """The target of scatter at i: i with i[dim] replaced by index[i]."""
     d = wrapped(dim, x.rank)
     check_places(x, index, (d,) if x.rank else ())
-
-    def place(i: Index) -> Place:
-        if x.rank == 0:
-            return (), ()
-        at: list[Sym] = list(i) if index.rank else [ZERO]
-        at[d] = computed(0, x.shape[d])
-        e = index.at(i if index.rank else ())
-        return tuple(at), (checked(e, x.shape[d], fault="assert_in_bounds"),)
-
-    return place
+    return placed(x, d, index, lambda i: i, fault="assert_in_bounds")
 
 
 def _scatter(
@@ -239,14 +229,7 @@ def _slices(
     """
     d, count = wrapped(dim, x.rank), index.shape[0] if index.rank else ONE
     check_places(x, index, (d,) if x.rank else ())
-
-    def place(i: Index) -> Place:
-        if not x.rank:
-            return (), ()
-        e = index.at((i[d],) if index.rank else ())
-        at = (*i[:d], computed(0, x.shape[d]), *i[d + 1 :])
-        return at, (checked(e, x.shape[d], wraps=wraps, fault=fault),)
-
+    place = placed(x, d, index, lambda i: (i[d],), wraps=wraps, fault=fault)
     over = (*x.shape[:d], count, *x.shape[d + 1 :])
     return over, place, in_scalar(x, index, value, wraps=wraps)
 
