@@ -9,9 +9,9 @@ from typing import Any
 from lenz import ops
 from lenz.ir.expr import Expr, const
 from lenz.lower.builder import GraphBuilder, Value
-from lenz.lower.complex import Complex, Pair, elementwise, rule
+from lenz.lower.complex import Pair, elementwise, rule
 from lenz.lower.operand import element
-from lenz.lower.registry import Lowering, lowering
+from lenz.lower.registry import lowering
 
 
 def mul(x: Pair, y: Pair) -> Pair:
@@ -168,12 +168,8 @@ def addcmul(b: GraphBuilder, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
 
 
 def _of_reals(name: str, fn: Callable[[Expr, Expr], Pair]) -> None:
-    def lower(b: GraphBuilder, x: Value, y: Value) -> Complex:
-        made: Complex = elementwise(lambda x, y: fn(x[0], y[0]))(b, x, y)
-        return made
-
-    as_complex: Lowering = rule(name)(lower)
-    lowering(name)(as_complex)
+    made = elementwise(lambda x, y: fn(x[0], y[0]))
+    lowering(name)(rule(name)(lambda b, x, y: made(b, x, y)))
 
 
 _of_reals("complex", lambda re, im: (re, im))

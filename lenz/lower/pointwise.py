@@ -9,7 +9,7 @@ from typing import Any
 
 from lenz import ops
 from lenz.errors import Unsupported
-from lenz.ir.dtype import BOOL, NATIVE, DType, compute_dtype
+from lenz.ir.dtype import BOOL, NATIVE, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.graph import LOOPS, Extern
 from lenz.ir.op import Op
@@ -117,10 +117,7 @@ _logical("logical_xor", ops.xor)
 
 
 def _test(name: str, of: Any) -> None:
-    def lower_test(b: GraphBuilder, x: Value) -> Value:
-        return b.map(lambda i: of(x.compute(i)))
-
-    lowering(name)(lower_test)
+    lowering(name)(lambda b, x: b.map(lambda i: of(x.compute(i))))
 
 
 _test("logical_not", lambda x: ~ops.truth(x))
@@ -133,11 +130,6 @@ for _name, _of in {**_OF_NUMBERS, "sign": ops.sign, "sgn": ops.sign}.items():
     _test(_name, _of)
 
 
-def compute_types(op: Op, operands: tuple[Operand, ...], result: DType) -> DType:
-    """The type to which the operands of a table op are promoted, half types included."""
-    return promote(operands) if op.promotion == "bool" else result
-
-
 # Ops for which torch has bool and the table entry has not.
 _OF_BOOL: dict[str, Any] = {"fmin": ops.and_, "fmax": ops.or_}
 
@@ -148,7 +140,7 @@ def direct(op: Op) -> Lowering:
     def lower_direct(b: GraphBuilder, *args: Any, **kwargs: Any) -> Value:
         if kwargs or len(args) != op.arity:
             raise Decline(f"arguments of {op.name} beyond its operands")
-        dtype = compute_types(op, args, b.result.dtype)
+        dtype = promote(args) if op.promotion == "bool" else b.result.dtype  # halves included
         if dtype not in NATIVE:
             raise Decline(f"dtype {dtype}")
         if dtype is BOOL and op.name in _OF_BOOL:

@@ -129,12 +129,8 @@ def normal(
     return _draw(b, generator, fn)
 
 
-@lowering("normal_functional")
-def normal_functional(
-    b: GraphBuilder, x: Value, mean: float = 0.0, std: float = 1.0, generator: Any = None
-) -> Value:
-    """Normal numbers in the shape of x."""
-    return normal(b, mean, std, generator=generator)
+# Normal numbers in the shape of x.
+lowering("normal_functional")(lambda b, x, mean=0.0, *args, **kw: normal(b, mean, *args, **kw))
 
 
 def _exponential(s: Drawn, t: DType) -> Expr:

@@ -432,23 +432,18 @@ def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr
         found = ops.where(ops.eq(abs(x), 1.0), end, found)
         return ops.where(n < 0, 0.0, found)
 
-    def enter(shifted: bool) -> None:
-        def lower_chebyshev(b: GraphBuilder, x: Operand, n: Operand) -> Value:
-            t = b.result.dtype
+    @lowering(f"special_chebyshev_polynomial_{name}")
+    def plain(b: GraphBuilder, x: Operand, n: Operand, shifted: bool = False) -> Value:
+        t = b.result.dtype
 
-            def fn(i: Index) -> Expr:
-                e, f = element(x, i, t), ops.trunc(element(n, i, t))
-                e = e + e - 1.0 if shifted else e
-                return polynomial(e, ops.cast(f, I64), f)
+        def fn(i: Index) -> Expr:
+            e, f = element(x, i, t), ops.trunc(element(n, i, t))
+            e = e + e - 1.0 if shifted else e
+            return polynomial(e, ops.cast(f, I64), f)
 
-            return b.map(fn)
+        return b.map(fn)
 
-        lowering(f"special_{'shifted_' if shifted else ''}chebyshev_polynomial_{name}")(
-            lower_chebyshev
-        )
-
-    enter(False)
-    enter(True)
+    lowering(f"special_shifted_chebyshev_polynomial_{name}")(lambda b, x, n: plain(b, x, n, True))
 
 
 def _count(x: Expr, n: Expr, above: bool) -> Expr:
