@@ -63,9 +63,7 @@ def cut(shape: tuple[Sym, ...], dim: int | Sequence[int] | None) -> Split:
     rank = len(shape)
     if rank == 0:
         return Split(shape, ())
-    if dim is None:
-        dim = ()
-    chosen = (dim,) if isinstance(dim, int) else tuple(dim)
+    chosen = (dim,) if isinstance(dim, int) else tuple(dim or ())
     taken = {wrapped(d, rank): None for d in chosen} if chosen else dict.fromkeys(range(rank))
     return Split(shape, tuple(sorted(taken)))
 

@@ -29,8 +29,7 @@ Scalar = int | float
 
 def converted(x: Value, i: Index, to: DType) -> Expr:
     """An element converted to a result type as in eager, in its compute type."""
-    e = x.at(i) if x.dtype is to else ops.cast(x.at(i), to)
-    return ops.cast(e, compute_dtype(to))
+    return ops.cast(ops.cast(x.at(i), to), compute_dtype(to))
 
 
 def non_zero(x: Value, i: Index) -> Expr:

@@ -329,7 +329,17 @@ def _enter_median(name: str, skip_nan: bool) -> None:
 
     @lowering(f"{name}.default")
     def full(b: GraphBuilder, x: Value) -> Value:
-        return _median_of_all(b, x, skip_nan)
+        size = product(x.shape)
+        if size is ONE:
+            return b.map(lambda i: x.at((Int(0),) * x.rank))
+        keys = keys_for(x.dtype, size, False, x.device)
+
+        def key(i: Index) -> Expr:
+            return keys.of(x.at(unflatten(i[0], x.shape)), i[0])
+
+        sorted = b.sort(0, size, key, b.temp((size,), keys.type))
+        found = _middle(b, sorted, 0, False, keys, skip_nan)
+        return b.map(lambda i: keys.element(found.at(i)))
 
 
 @lowering("mode")
@@ -361,20 +371,6 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
         return _at(b, row, d, keepdim, lambda i: size - (best.at(i) & mask))
 
     return _of_rows(b, x, dim, False, find)
-
-
-def _median_of_all(b: GraphBuilder, x: Value, skip_nan: bool) -> Value:
-    size = product(x.shape)
-    if size is ONE:
-        return b.map(lambda i: x.at((Int(0),) * x.rank))
-    keys = keys_for(x.dtype, size, False, x.device)
-
-    def key(i: Index) -> Expr:
-        return keys.of(x.at(unflatten(i[0], x.shape)), i[0])
-
-    sorted = b.sort(0, size, key, b.temp((size,), keys.type))
-    found = _middle(b, sorted, 0, False, keys, skip_nan)
-    return b.map(lambda i: keys.element(found.at(i)))
 
 
 _enter_median("median", skip_nan=False)

@@ -22,8 +22,7 @@ def _windows(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Windows:
-    full = [tuple(v) * (2 // len(v)) for v in (kernel, stride, padding, dilation)]
-    k, s, p, d = full
+    k, s, p, d = [tuple(v) * (2 // len(v)) for v in (kernel, stride, padding, dilation)]
     size = tuple(sym(n) for n in sizes)
     outs = tuple((n + 2 * p[a] - d[a] * (k[a] - 1) - 1) // s[a] + 1 for a, n in enumerate(size))
     return Windows(k, s, p, d, size, outs, False)

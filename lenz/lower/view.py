@@ -11,7 +11,7 @@ from lenz.errors import Unsupported
 from lenz.ir.expr import Expr, index, reindex
 from lenz.ir.graph import LOOPS, Ref, Scan, roots_of
 from lenz.ir.tensor import Layout, TensorType, axis, contiguous
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import Decline, GraphBuilder, Index, Value, maker
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
@@ -143,8 +143,7 @@ def squeeze(b: GraphBuilder, x: Value, dim: int | Sequence[int] | None = None) -
 
 def at_least_zero(position: Size, size: Sym) -> Sym:
     """A position counted from the front; declines a symbolic position of unknown sign."""
-    if isinstance(position, int):
-        return sym(position) if position >= 0 else size + position
+    position = sym(position)
     if position.lo is not None and position.lo >= 0:
         return position
     if position.hi is not None and position.hi < 0:
@@ -313,9 +312,7 @@ def _from_start(
 
 def _is_whole(b: GraphBuilder, x: Value) -> bool:
     """True if a loop of this graph wrote the buffer, which then is its whole storage."""
-    return x.buffer.type.layout.is_contiguous and any(
-        isinstance(n, LOOPS) and n.out.name == x.name for n in b.nodes
-    )
+    return x.buffer.type.layout.is_contiguous and isinstance(maker(b, x.name), LOOPS)
 
 
 @lowering("split.Tensor", "split_with_sizes", "chunk", any_dtype=True)
