@@ -47,7 +47,7 @@ from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis
 from lenz.records import dataclass, field, replace
-from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, substitute
+from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, product, substitute
 from lenz.target import HOST
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
@@ -358,14 +358,18 @@ def words(dtype: DType) -> int:
     return 2 if dtype.bytes == 8 else 1
 
 
+def around(body: tuple[Stmt, ...], kind: LoopKind) -> tuple[list[Axis], tuple[Stmt, ...]]:
+    """The axes of the loops of a kind that enclose the whole body, and what stands in them."""
+    axes: list[Axis] = []
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == kind:
+        axes.append(body[0].axis)
+        body = body[0].body
+    return axes, body
+
+
 def programs(k: Kernel) -> Sym:
     """The number of programs of a GPU kernel's grid."""
-    count: Sym = ONE
-    body = k.body
-    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "grid":
-        count = count * body[0].axis.extent
-        body = body[0].body
-    return count
+    return product([a.extent for a in around(k.body, "grid")[0]])
 
 
 def branches(k: Kernel) -> tuple[Kernel, ...]:

@@ -40,10 +40,10 @@ class Builder(Instructions):
         """A call of an intrinsic that is overloaded on its result type."""
         if name in OWN:
             return OWN[name](self, dtype, *xs)
-        t = self.type(dtype)
-        full = f"{name}.{suffix(value_type(dtype), self.lanes)}"
+        t, element = self.type(dtype), value_type(dtype)
+        full = f"{name}.{suffix(element, self.lanes)}"
         callee = self.fn.module.declare(full, t, *[t] * len(xs))
-        return _call(self, t, callee, xs)
+        return library.call_lanes(self, callee, element, xs)
 
     def convert(self, opcode: str, to_dtype: DType, from_dtype: DType, x: Names) -> Names:
         """One conversion instruction, or half_to_f32 and f32_to_half for the 16-bit floats."""
@@ -88,10 +88,3 @@ class Builder(Instructions):
         return fn.lets(
             self.level, (f"phi {t} [ {f}, %{before} ], [ {m}, %{after} ]" for f, m in rows)
         )
-
-
-def _call(b: Builder, t: str, callee: str, xs: tuple[Names, ...]) -> Names:
-    """A call of a function whose operands and result have one LLVM type."""
-    rows = zip(*xs, strict=True)
-    texts = (f"call {t} {callee}({', '.join([f'{t} {a}' for a in args])})" for args in rows)
-    return b.fn.lets(b.level, texts)

@@ -53,11 +53,6 @@ def f32_to_half(b: Instructions, dtype: DType, x: Names) -> Names:
     if has_half(b):
         f16 = vector("half", b.lanes)
         return b.cast("bitcast", f16, i16, b.cast("fptrunc", f32, f16, x))
-    return _f32_to_f16(b, x)
-
-
-def _f32_to_f16(b: Instructions, x: Names) -> Names:
-    i16, i32, f32 = (vector(t, b.lanes) for t in ("i16", "i32", "float"))
     bits = b.cast("bitcast", f32, i32, x)
     magnitude = b.binary("and", U32, bits, 0x7FFFFFFF)
     sign = b.binary("lshr", U32, b.binary("xor", U32, bits, magnitude), 16)

@@ -15,6 +15,7 @@ from lenz.errors import InternalError
 from lenz.ir.dtype import I32, I64, DType
 from lenz.ir.expr import is_bound_var
 from lenz.machine.cpu.llvm.builder import Builder
+from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import vector
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, affine_in
@@ -211,9 +212,7 @@ def _fits_double(s: Sym) -> bool:
     return s.lo is not None and s.hi is not None and s.lo >= -(2**53) and s.hi <= 2**53
 
 
-def _floor(
-    b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]
-) -> tuple[str, ...]:
+def _floor(b: Builder, is_div: bool, dtype: DType, x: Names, y: Names) -> Names:
     t = b.type(dtype)
     remainder = b.each(f"srem {t}", x, y)
     inexact = b.compare("icmp ne", dtype, remainder, 0)
@@ -225,9 +224,7 @@ def _floor(
     return b.select(fix, dtype, b.each(f"add {t}", remainder, y), remainder)
 
 
-def _vector_by_double(
-    b: Builder, is_div: bool, dtype: DType, x: tuple[str, ...], y: tuple[str, ...]
-) -> tuple[str, ...]:
+def _vector_by_double(b: Builder, is_div: bool, dtype: DType, x: Names, y: Names) -> Names:
     # Exact for |x| <= 2^53: a non-integer quotient is at least 1/y away from the next integer, and
     # the rounding error is at most x/y * 2^-53. Vector units divide only floating-point numbers.
     t, d = b.type(dtype), vector("double", b.lanes)

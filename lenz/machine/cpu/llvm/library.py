@@ -34,7 +34,7 @@ def math(b: Instructions, name: str, dtype: DType, *xs: Names) -> Names:
         return tuple([_by_parts(b, callee, element, x, width) for x in zip(*xs, strict=True)])
     full = f"lanes.{symbol}.{suffix(element, b.lanes)}"
     callee = _lanewise(b.fn.module, f"internal {full}", symbol, element, len(xs), b.lanes)
-    return tuple([_called(b, callee, element, x, b.lanes) for x in zip(*xs, strict=True)])
+    return call_lanes(b, callee, element, xs)
 
 
 def _family(target: Target) -> tuple[str, int]:
@@ -57,6 +57,11 @@ def _by_parts(b: Instructions, callee: str, element: str, xs: Sequence[str], wid
         found.append(_called(b, callee, element, parts, width))
     low, high = found
     return b.fn.let(b.level, shuffle(vector(element, width), low, high, range(b.lanes)))
+
+
+def call_lanes(b: Instructions, callee: str, element: str, xs: Sequence[Names]) -> Names:
+    """The results of a function of lanes, for each copy."""
+    return tuple([_called(b, callee, element, x, b.lanes) for x in zip(*xs, strict=True)])
 
 
 def _called(b: Instructions, callee: str, element: str, xs: Sequence[str], lanes: int) -> str:

@@ -47,11 +47,12 @@ def fits(parts: Iterable[Sym]) -> bool:
 class Indices:
     """Texts of Syms. `vars` gives the value of every loop variable and size."""
 
-    __slots__ = ("text", "vars", "wide")
+    __slots__ = ("cast", "text", "vars", "wide")
 
     def __init__(self, text: Text, wide: bool) -> None:
         self.text = text
         self.wide = wide
+        self.cast = ".to(tl.int64)" if wide else ""  # of what Triton counts in i32
         self.vars: dict[Var, Term] = {}
 
     @property

@@ -111,17 +111,11 @@ class _Body:
         """The lines of the function's body."""
         for v in self.k.sizes:
             self.indices.vars[v] = Term(v.name)
-        stmts = self.k.body
-        grid: list[Axis] = []
-        while len(stmts) == 1 and isinstance(stmts[0], ir.For) and stmts[0].kind == "grid":
-            grid.append(stmts[0].axis)
-            stmts = stmts[0].body
-        self.grid = grid
-        self.unflatten(grid)
+        self.grid, stmts = ir.around(self.k.body, "grid")
+        self.unflatten()
         for v, d in self.dims.items():
-            wide = ".to(tl.int64)" if self.indices.wide else ""
-            width = self.widths[v]
-            self.text.put(0, f"{v.name} = tl.arange(0, {width}){wide}{self.lanes.place(d)}")
+            places = f"tl.arange(0, {self.widths[v]}){self.indices.cast}{self.lanes.place(d)}"
+            self.text.put(0, f"{v.name} = {places}")
             self.indices.vars[v] = Term(v.name, frozenset((d,)))
         self.halves()
         self.statements(stmts)
@@ -138,12 +132,10 @@ class _Body:
         self.text.put(0, f"{pairs.half.name} = {half}")
         self.indices.vars[pairs.half] = Term(pairs.half.name, frozenset((d,)))
 
-    def unflatten(self, grid: list[Axis]) -> None:
+    def unflatten(self) -> None:
         """Variables of the grid axes from the program number, the last axis fastest."""
-        wide = ".to(tl.int64)" if self.indices.wide else ""
-        rest = f"tl.program_id(0){wide}"
-        for k in range(len(grid) - 1, -1, -1):
-            a = grid[k]
+        rest = f"tl.program_id(0){self.indices.cast}"
+        for k, a in reversed([*enumerate(self.grid)]):
             if k:
                 extent = self.indices.term(a.extent, {}).text
                 name = f"pid{k}"
@@ -208,7 +200,7 @@ class _Body:
         extent = self.indices.term(f.axis.extent, {}).text
         self.text.push()
         # Triton counts in 32 bits.
-        name = f"{f.axis.name}.to(tl.int64)" if self.indices.wide else f.axis.name
+        name = f"{f.axis.name}{self.indices.cast}"
         self.indices.vars[f.axis.var] = Term(name, NO_DIMS, self.text.level)
         floor = self.values.floor
         if f.axis.extent.lo is None or f.axis.extent.lo < 1:

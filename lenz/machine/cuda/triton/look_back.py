@@ -133,8 +133,7 @@ class LookingBack:
         rows = prod(lanes.widths[d] for d in self.dims if d != self.d)
         width = max(self.back.group, self.threads // rows)
         made = Var(f"{self.scan.name}_lane", 0, width - 1)
-        wide = ".to(tl.int64)" if indices.wide else ""
-        line = f"{made.name} = tl.arange(0, {width}){wide}{lanes.place(self.d)}"
+        line = f"{made.name} = tl.arange(0, {width}){indices.cast}{lanes.place(self.d)}"
         self.values.text.put(self.values.text.level, line)
         indices.vars[made] = Term(made.name, frozenset((self.d,)), self.values.text.level)
         return made
