@@ -15,7 +15,7 @@ from lenz.errors import InternalError
 from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
 from lenz.ir.syntax import exprs_in, map_values, slots_in
-from lenz.ir.tensor import Axis, Buffer
+from lenz.ir.tensor import Axis, Buffer, axes_for
 from lenz.records import dataclass, field, replace
 from lenz.sym import Sym, SymEnv
 
@@ -298,6 +298,12 @@ def outs_of(n: Node) -> tuple[Buffer, ...]:
     return (n.out,)
 
 
+def copying(name: str, out: Buffer) -> Pointwise:
+    """A loop that makes `out` a copy of the buffer of this name."""
+    axes = axes_for(out.shape)
+    return Pointwise(out, axes, load(name, [a.var for a in axes], out.dtype))
+
+
 def bodies_of(n: Loop) -> tuple[Expr, ...]:
     """The expressions of a loop node; the last one is its value."""
     return exprs_in(n)
@@ -331,8 +337,7 @@ def buffers_of(g: Graph) -> dict[str, Buffer]:
     """Every buffer of the graph by name; raises InternalError when a name is defined twice."""
     found: dict[str, Buffer] = {}
     defined = [b for b in g.inputs if isinstance(b, Buffer)] + list(g.constants)
-    for n in g.nodes:
-        defined.extend(outs_of(n))
+    defined += [b for n in g.nodes for b in outs_of(n)]
     for b in defined:
         if b.name in found:
             raise InternalError(f"buffer %{b.name} is defined twice in graph @{g.name}")

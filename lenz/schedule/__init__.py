@@ -7,9 +7,9 @@ from dataclasses import replace
 from lenz.context import Context
 from lenz.debug.blame import blaming
 from lenz.ir import graph as ir
-from lenz.ir.expr import load, loads_of
+from lenz.ir.expr import loads_of
 from lenz.ir.kernel import Launch, Schedule
-from lenz.ir.tensor import Buffer, axes_for
+from lenz.ir.tensor import Buffer
 from lenz.machines import Space
 from lenz.schedule.build import build
 from lenz.schedule.fuse import Cell, Item, fuse
@@ -64,11 +64,8 @@ def schedule(g: ir.Graph, cx: Context, space: Space | None = None) -> Schedule:
 def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict[str, str]) -> Nest:
     """The mutation `target` <- `value` as a nest, which can fuse with the producer of the value."""
     into, source = buffers[target], buffers[value]
-    axes = axes_for(into.shape)
-    index = [a.var for a in axes]
-    body = load(value, index, source.dtype)
     out = replace(into, name=f"{target}.new", origin=source.origin)
-    return nest_of(ir.Pointwise(out, axes, body), {value: source.type.layout}, roots, target)
+    return nest_of(ir.copying(value, out), {value: source.type.layout}, roots, target)
 
 
 def _unaligned(g: ir.Graph, cx: Context) -> frozenset[str]:

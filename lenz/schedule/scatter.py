@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lenz.ir import graph as ir
-from lenz.ir.expr import load, loads_of, nodes_of
-from lenz.ir.tensor import Buffer, Layout, axes_for
+from lenz.ir.expr import loads_of, nodes_of
+from lenz.ir.tensor import Buffer, Layout
 from lenz.schedule.nest import Nest, nest_of
 
 
@@ -91,8 +91,6 @@ def parts_of(
     into = replace(buffers[at], origin=n.out.origin)
     parts: list[Nest] = []
     if roots.get(n.base, n.base) != at:
-        axes = axes_for(into.shape)
-        body = load(n.base, [a.var for a in axes], into.dtype)
-        parts.append(nest_of(ir.Pointwise(into, axes, body), layouts, roots))
+        parts.append(nest_of(ir.copying(n.base, into), layouts, roots))
     updates = replace(n, out=replace(into, name=f"{n.out.name}.put"))
     return [*parts, nest_of(updates, layouts, roots, at)]
