@@ -314,10 +314,8 @@ def reindex(body: Expr, mapping: Mapping[Var, Sym], bound: tuple[Expr, ...] = ()
         # The load's own operands are numbered after the outer ones, so that the numbers cannot
         # clash.
         own: dict[Var, Sym] = dict(mapping)
-        for s in syms:
-            for v in s.free_vars:
-                if is_bound_var(v):
-                    own[v] = Var(f"@{int(v.name[1:]) + len(bound)}", v.lo, v.hi, v.below)
+        for v in (v for s in syms for v in s.free_vars if is_bound_var(v)):
+            own[v] = Var(f"@{int(v.name[1:]) + len(bound)}", v.lo, v.hi, v.below)
         new = tuple(substitute(s, own) for s in syms)
         new, operands = canonical_bound(new, bound + tuple(args))
         attrs = (e.attrs[0], new, e.attrs[2]) if e.op is _op.LOAD else (new[0], e.attrs[1])

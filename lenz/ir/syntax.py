@@ -94,10 +94,7 @@ def exprs_in(x: Any) -> tuple[Any, ...]:
     found: list[Any] = []
     for slot in slots_in(x, VALUES):
         value = slot.get(x)
-        if type(value) is tuple:
-            found += value
-        else:
-            found.append(value)
+        found += value if type(value) is tuple else (value,)
     return tuple(found)
 
 
