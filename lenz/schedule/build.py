@@ -12,7 +12,7 @@ from dataclasses import replace
 from lenz.context import Context
 from lenz.ir import kernel as ir
 from lenz.ir.dtype import I64
-from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, syms_of
+from lenz.ir.expr import Expr, all_syms, interpret, is_bound_var, load, loads_of, rebuild
 from lenz.ir.op import LOAD
 from lenz.ir.syntax import map_values
 from lenz.ir.tensor import Buffer
@@ -20,7 +20,7 @@ from lenz.machines import Form, Space, machine_of
 from lenz.schedule.cut import bounded
 from lenz.schedule.legal import Group, device_of
 from lenz.schedule.result import mapped
-from lenz.sym import Sym, SymEnv, Var, substitute
+from lenz.sym import SymEnv, Var, substitute
 
 
 def build(
@@ -144,21 +144,9 @@ def _renamed(body: tuple[ir.Stmt, ...], names: Mapping[str, str]) -> tuple[ir.St
 
 def _sizes(params: tuple[ir.Param, ...], body: tuple[ir.Stmt, ...]) -> tuple[Var, ...]:
     """The size variables of the kernel, by name: all variables that no loop binds."""
-    bound: dict[Var, None] = {}
-    used: dict[Var, None] = {}
-
-    def use(s: Sym) -> None:
-        used.update(dict.fromkeys(v for v in s.free_vars if not v.name.startswith("@")))
-
-    for p in params:
-        use(p.size)
-    for st in ir.walk(body):
-        if isinstance(st, ir.For):
-            bound[st.axis.var] = None
-            use(st.axis.extent)
-        for s in ir.syms_in(st):
-            use(s)
-    for e in nodes_of(*ir.exprs_of(body)):
-        for s in syms_of(e):
-            use(s)
+    axes = [s.axis for s in ir.walk(body) if isinstance(s, ir.For)]
+    syms = [*(p.size for p in params), *(a.extent for a in axes)]
+    syms += [x for s in ir.walk(body) for x in ir.syms_in(s)] + all_syms(*ir.exprs_of(body))
+    used = dict.fromkeys(v for s in syms for v in s.free_vars if not is_bound_var(v))
+    bound = {a.var for a in axes}
     return tuple(sorted((v for v in used if v not in bound), key=lambda v: v.name))

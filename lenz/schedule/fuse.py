@@ -65,15 +65,10 @@ class Partition:
     def add(self, cell: Cell, reads: tuple[str, ...], writes: tuple[str, ...]) -> int:
         """Add a new last cell, after all earlier users of buffers that it overwrites (`writes`)."""
         c = len(self.cells) + len(self.moved)
-        before: dict[int, None] = {}
-        for name in reads:
-            if name in self.owner:
-                before[self.find(self.owner[name])] = None
+        earlier = [self.owner.get(name) for name in reads]
         for name in writes:
-            for r in self.readers.get(name, ()):
-                before[self.find(r)] = None
-            if name in self.owner:
-                before[self.find(self.owner[name])] = None
+            earlier += [*self.readers.get(name, ()), self.owner.get(name)]
+        before = dict.fromkeys(self.find(d) for d in earlier if d is not None)
         self.cells[c] = cell
         self.above[c] = 0
         self.needs[c], self.users[c] = before, {}

@@ -226,14 +226,12 @@ class _Staging:
 
         Row k runs before loop k, so a store `between_loops` comes after the last loop that reads.
         """
-        first = 0
-        for k, loop in enumerate(self.out.loops):
-            if any(e.attrs[0] in buffers for s in loop for e in expr.loads_of(s.value)):
-                first = k + 1 if between_loops else k
-        for k, row in enumerate(self.out.rows):
-            if any(e.attrs[0] in buffers for s in row for e in expr.loads_of(s.value)):
-                first = max(first, k)
-        return first
+
+        def reads(part: list[Statement]) -> bool:
+            return any(e.attrs[0] in buffers for s in part for e in expr.loads_of(s.value))
+
+        loops = [k + between_loops for k, loop in enumerate(self.out.loops) if reads(loop)]
+        return max([0, *loops, *(k for k, row in enumerate(self.out.rows) if reads(row))])
 
 
 def stages(
