@@ -91,15 +91,7 @@ def _for_load(
 
 def tests_of(cond: Expr) -> list[Expr]:
     """The conditions that must all hold."""
-    found: list[Expr] = []
-    todo = [cond]
-    while todo:
-        e = todo.pop()
-        if e.op is AND:
-            todo.extend(reversed(e.args))
-        else:
-            found.append(e)
-    return found
+    return [t for a in cond.args for t in tests_of(a)] if cond.op is AND else [cond]
 
 
 def spare_of(test: Expr) -> Sym | None:
