@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from lenz.context import Context
 from lenz.debug.blame import blaming
@@ -150,13 +151,9 @@ class _Builder:
 
     def without_withdrawn(self) -> tuple[tuple[ir.Step, ...], tuple[tuple[int, str], ...]]:
         """The steps without the frees that a reuse cancelled; comments move with their steps."""
-        moved: dict[int, int] = {}
-        steps: list[ir.Step] = []
-        for k, step in enumerate(self.steps):
-            moved[k] = len(steps)
-            if step is not None:
-                steps.append(step)
-        return tuple(steps), tuple((moved[k], text) for k, text in self.comments)
+        moved = [*accumulate((step is not None for step in self.steps), initial=0)]
+        steps = tuple(step for step in self.steps if step is not None)
+        return steps, tuple((moved[k], text) for k, text in self.comments)
 
     def inputs(self, g: graph.Graph) -> tuple[ir.Input | ir.SizeInput, ...]:
         """Arguments, and sizes that only tensor arguments determine."""

@@ -158,10 +158,8 @@ def _single(f: Frame, kind: str, value: Any, floats: bool) -> str:
             return f"i64 {value}"
         case (("float" | "number"), float()):
             return f"double {_double(value)}"
-        case "float", int() if not isinstance(value, bool):
-            return f"double {_double(float(value))}"
         # The shim turns a number into a float, which promotes integers.
-        case "number", int() if floats and not isinstance(value, bool):
+        case (("float" | "number"), int()) if type(value) is int and (floats or kind == "float"):
             return f"double {_double(float(value))}"
         case (("float" | "number"), Int()) if floats or kind == "float":
             return f"double {_double(float(value.value))}"
