@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch.utils._sympy.functions as of_torch
@@ -39,11 +40,9 @@ def told_since(env: ShapeEnv, count: int) -> list[str]:
     """Return the guards after the first `count`. Raises Untold for one without text."""
     new = env.guards[count:]
     texts = texts_of(new)
-    try:
+    with suppress(ValueError):  # an expression of another kind
         if is_backed(env) and [_read(t, env) for t in texts] == [g.expr for g in new]:
             return texts
-    except ValueError:
-        pass  # an expression of another kind
     raise Untold
 
 

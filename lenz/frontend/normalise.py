@@ -83,22 +83,12 @@ def written_by(node: Node) -> tuple[Node, ...]:
 
 def touched_by(graph: Graph) -> TouchedStorages:
     """Collect the facts that decide which rewrites of `graph` are legal."""
-    mutated: dict[int, None] = {}
-    by_offset: dict[int, None] = {}
-    outputs: tuple[Node, ...] = ()
-    for node in graph.nodes:
-        if node.op == "output":
-            outputs = tuple(node.all_input_nodes)
-        elif node.op == "call_function":
-            for n in written_by(node):
-                mutated.update(dict.fromkeys(storages(n)))
-            if has(node.target, "offset"):
-                for n in node.all_input_nodes:
-                    by_offset.update(dict.fromkeys(storages(n)))
-    returned = {key: None for n in outputs for key in storages(n)}
-    return TouchedStorages(
-        frozenset(returned), frozenset(mutated), frozenset(by_offset), frozenset(outputs)
-    )
+    outputs = graph.output_node().all_input_nodes
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    written = [a for n in calls for a in written_by(n)]
+    by_offset = [a for n in calls if has(n.target, "offset") for a in n.all_input_nodes]
+    returned, mutated, read = (frozenset(storages(*x)) for x in (outputs, written, by_offset))
+    return TouchedStorages(returned, mutated, read, frozenset(outputs))
 
 
 def forward_writes(graph: Graph) -> None:
@@ -230,9 +220,8 @@ def dedup(gm: GraphModule) -> None:
         if earlier is node or node in touched.outputs:
             continue
         fresh = {*storages(node)}.difference(storages(*node.all_input_nodes))
-        if node.op == "get_attr" or pinned.isdisjoint(fresh):
-            if pinned_by_write(earlier, touched) and node.op != "get_attr":
-                continue
+        is_plain = pinned.isdisjoint(fresh) and touched.mutated.isdisjoint(storages(earlier))
+        if node.op == "get_attr" or is_plain:
             replace(gm.graph, node, earlier)
 
 
@@ -254,11 +243,6 @@ def drop_tokens(graph: Graph) -> None:
     for node in reversed(graph.nodes):
         if node.target in ties and not node.users:
             graph.erase_node(node)
-
-
-def pinned_by_write(node: Node, touched: TouchedStorages) -> bool:
-    """Say whether something writes into the result of `node`."""
-    return not touched.mutated.isdisjoint(storages(node))
 
 
 def is_pure(node: Node) -> bool:

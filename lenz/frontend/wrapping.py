@@ -21,6 +21,7 @@ from torch._guards import TracingContext
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import GraphModule
 
+from lenz.frontend.asked import configuring
 from lenz.frontend.identity import Untold
 from lenz.ir.plan import Boxed
 
@@ -162,11 +163,7 @@ CAN_FORCE = hasattr(functorch_config, "force_non_lazy_backward_lowering")
 
 def now() -> AbstractContextManager[Any]:
     """Make AOTAutograd compile the backward half with the forward half."""
-    made: Any = functorch_config.patch  # it has no annotations
-    how: AbstractContextManager[Any] = made(
-        {"force_non_lazy_backward_lowering": True} if CAN_FORCE else {}
-    )
-    return how
+    return configuring({"force_non_lazy_backward_lowering": True} if CAN_FORCE else {})
 
 
 def wrapped(
