@@ -22,13 +22,14 @@ from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, ref, reindex
-from lenz.ir.graph import Extern, Graph, Node, ReduceKind, Reduction, buffers_of, reads_of
+from lenz.ir.graph import Extern, Graph, Node, Reduction, buffers_of, reads_of
 from lenz.ir.op import LOAD
-from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axis, contiguous
+from lenz.ir.tensor import Axis, Layout, axis
 from lenz.machines import machine_of
 from lenz.ops.arith import SUB
 from lenz.ops.math import EXP
 from lenz.opt.each import each
+from lenz.opt.split_reduce import partial_result
 from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in
 
 PART = 2048  # elements of a part
@@ -123,22 +124,13 @@ def _in_parts(
     if length % PART or before is not ZERO:
         x = masked(inside, x, low)
 
-    def reduced(n: Reduction, kind: ReduceKind, name: str, body: Expr) -> Reduction:
-        layout = contiguous((c.extent, *n.out.shape))
-        out = Buffer(name, TensorType(body.dtype, n.out.type.device, layout), n.out.origin)
-        return Reduction(out, (c, *top.axes), (k,), kind, body, ref("acc", body.dtype))
-
     def of(name: str, axes: tuple[Axis, ...]) -> Expr:
         return load(name, [a.var for a in axes], low.dtype)
 
-    greatest, sum_name = f"{top.out.name}.part", f"{total.out.name}.part"
-    m = of(greatest, (c, *top.axes))
+    first, m = partial_result(top, "part", (c, *top.axes), (k,), "max", x)
     e = ops.where(ops.eq(m, low), 0, ops.exp(x - m))
-    drop = of(greatest, (c, *total.axes)) - of(top.out.name, total.axes)
-    again = of(sum_name, (c, *total.axes)) * ops.exp(drop)
-    return (
-        reduced(top, "max", greatest, x),
-        reduced(total, "sum", sum_name, e),
-        replace(top, raxes=(c,), body=m),
-        replace(total, raxes=(c,), body=again),
-    )
+    second, _ = partial_result(total, "part", (c, *top.axes), (k,), "sum", e)
+    drop = of(first.out.name, (c, *total.axes)) - of(top.out.name, total.axes)
+    again = of(second.out.name, (c, *total.axes)) * ops.exp(drop)
+    wholes = replace(top, raxes=(c,), body=m), replace(total, raxes=(c,), body=again)
+    return first, second, *wholes

@@ -154,11 +154,11 @@ def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
         body = masked(inside, body, ops.neutral(n.kind, body.dtype))
     if n.kind in ("argmax", "argmin"):
         return _place(n, x, body)
-    first, again = _reduced(n, "part", (*x.parts, *n.axes), x.inside, n.kind, body)
+    first, again = partial_result(n, "part", (*x.parts, *n.axes), x.inside, n.kind, body)
     return first, in_f64(replace(n, raxes=x.parts, body=again))
 
 
-def _reduced(
+def partial_result(
     n: Reduction, name: str, axes: Axes, raxes: Axes, kind: ReduceKind, body: Expr
 ) -> tuple[Reduction, Expr]:
     """An intermediate reduction of `n`, and the load of its result."""
@@ -173,9 +173,9 @@ def _place(n: Reduction, x: _Cut, body: Expr) -> tuple[Reduction, ...]:
     """The place in the first part whose best value is the best of all; NaN is the best."""
     kind: ReduceKind = "max" if n.kind == "argmax" else "min"
     axes = (*x.parts, *n.axes)
-    first, own = _reduced(n, "part", axes, x.inside, kind, body)
-    second, place = _reduced(n, "place", axes, x.inside, n.kind, body)
-    third, best = _reduced(n, "best", n.axes, x.parts, kind, own)
+    first, own = partial_result(n, "part", axes, x.inside, kind, body)
+    second, place = partial_result(n, "place", axes, x.inside, n.kind, body)
+    third, best = partial_result(n, "best", n.axes, x.parts, kind, own)
     same = ops.eq(own, best) | (ops.ne(own, own) & ops.ne(best, best))
     outer = flatten([a.var for a in x.parts[:-1]], [a.extent for a in x.parts[:-1]])
     start = (outer * x.length + x.position - x.inside[0].var) * _count(x.inside[1:])
