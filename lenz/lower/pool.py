@@ -143,10 +143,6 @@ def _along(b: GraphBuilder, dy: Value, w: Adaptive, d: int, dim: int) -> Value:
     return b.map(at, replace(b.temp((), compute_dtype(dy.dtype)), layout=layout))
 
 
-_enter_avg("avg_pool2d", 2)
-_enter_avg("avg_pool3d", 3)
-
-
 def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value]:
     """Maximum of each window and its flat position; NaN wins, the last one if there are several."""
     if w.area > MOST_TAPS:
@@ -243,8 +239,6 @@ def _max_unpool(b: GraphBuilder, x: Value, indices: Value, output_size: Any, *_:
 
 
 lowering("max_unpool2d", "max_unpool3d")(_max_unpool)
-_enter_max("max_pool2d_with_indices", 2)
-_enter_max("max_pool3d_with_indices", 3)
 
 
 def _enter_fractional(rank: int) -> None:
@@ -301,10 +295,6 @@ def _enter_fractional(rank: int) -> None:
         return _unpooled(b, "add", grad, indices, x.shape[x.rank - rank :])
 
 
-_enter_fractional(2)
-_enter_fractional(3)
-
-
 def _enter_adaptive(packet: str, rank: int, of_max: bool) -> None:
     """Register adaptive pooling by the mean or the maximum, and its gradient."""
 
@@ -321,7 +311,9 @@ def _enter_adaptive(packet: str, rank: int, of_max: bool) -> None:
         return _adaptive_gradient(b, grad, w)
 
 
-_enter_adaptive("_adaptive_avg_pool2d", 2, False)
-_enter_adaptive("_adaptive_avg_pool3d", 3, False)
-_enter_adaptive("adaptive_max_pool2d", 2, True)
-_enter_adaptive("adaptive_max_pool3d", 3, True)
+for _rank in (2, 3):
+    _enter_avg(f"avg_pool{_rank}d", _rank)
+    _enter_max(f"max_pool{_rank}d_with_indices", _rank)
+    _enter_fractional(_rank)
+    _enter_adaptive(f"_adaptive_avg_pool{_rank}d", _rank, False)
+    _enter_adaptive(f"adaptive_max_pool{_rank}d", _rank, True)

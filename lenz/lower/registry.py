@@ -59,8 +59,7 @@ def native_packets() -> frozenset[str]:
 
 def native_ops() -> frozenset[str]:
     """Ops that have a lowering ("aten.add.Tensor", "aten.relu"); the frontend keeps them whole."""
-    spaces = ("prims.",)
-    return frozenset(n if n.startswith(spaces) else f"aten.{n}" for n in _BY_OVERLOAD)
+    return frozenset(n if n.startswith("prims.") else f"aten.{n}" for n in _BY_OVERLOAD)
 
 
 def is_unextended() -> bool:

@@ -165,7 +165,8 @@ class _Walk:
             self.b.begin(n.meta["user_kernel"].target, origin, ())
             self.env[n] = call_user_kernel(self.b, n, self.env, self.atom, self.type_of)
             return
-        results = self.types_of(val)
+        parts = val if isinstance(val, (tuple, list)) else (val,)
+        results = tuple(self.type_of(v) if isinstance(v, torch.Tensor) else None for v in parts)
         read = None
         if all(u.target is operator.getitem for u in n.users):
             read = frozenset(u.args[1] for u in n.users if isinstance(u.args[1], int))
@@ -322,11 +323,6 @@ class _Walk:
         if given and val.is_neg():
             raise Unsupported("a tensor whose memory holds the negated values")
         return type_of(val, self.p.sym, self.devices)
-
-    def types_of(self, val: Any) -> tuple[TensorType | None, ...]:
-        """Types of the results of an FX node, None for those that are not tensors."""
-        parts = val if isinstance(val, (tuple, list)) else (val,)
-        return tuple(self.type_of(v) if isinstance(v, torch.Tensor) else None for v in parts)
 
 
 def _settle(walk: _Walk) -> None:
