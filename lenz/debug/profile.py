@@ -161,10 +161,8 @@ class Profile:
 
     def events(self) -> list[dict[str, Any]]:
         """The trace: graphs and launches on the host, and the devices with their work."""
-        made: list[dict[str, Any]] = []
+        made = [_event(titled(name), "host", start, us) for name, start, us in self.calls]
         ends: dict[str, float] = {}
-        for name, start, us in self.calls:
-            made.append(_event(titled(name), "host", start, us))
         for r in self.ran:
             told = {"graph": r.graph, "line": r.line, "bytes": r.nbytes}
             made.append(_event(r.name, "host", r.start, r.host, **told))

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lenz.errors import UserError
 from lenz.frontend.program import GraphKind
+from lenz.frontend.rebase import returned_of
 from lenz.options import Pass
 
 # Ops with data-dependent result sizes, which get a new name with each trace.
@@ -59,9 +60,7 @@ def found(name: str) -> Callable[..., Any]:
 
 def arguments_and_results(gm: GraphModule) -> tuple[Sequence[Any], Sequence[Any]]:
     """Return the arguments and results of a graph."""
-    returned = gm.graph.output_node().args[0]
-    places = gm.graph.find_nodes(op="placeholder")
-    return places, returned if isinstance(returned, (tuple, list)) else (returned,)
+    return gm.graph.find_nodes(op="placeholder"), returned_of(gm.graph)
 
 
 def trace_new(gm: GraphModule) -> None:

@@ -310,10 +310,7 @@ def _note_memory(item: Extern | View, memory: dict[str, tuple[str, ...]]) -> Non
 
 def _spread_over(names: tuple[str, ...], memory: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
     """The names and the buffers that they alias: reading a view reads its root."""
-    found = dict.fromkeys(names)
-    for name in names:
-        found.update(dict.fromkeys(memory.get(name, ())))
-    return tuple(found)
+    return tuple(dict.fromkeys((*names, *(m for name in names for m in memory.get(name, ())))))
 
 
 def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context, target: str) -> None:

@@ -81,7 +81,7 @@ class _Body:
         self.text = Text()
         self.widths = widths_of(k)
         self.scratch = {x.name for x in k.locals}
-        twins = _twins(k, self.widths)
+        twins = _twins(k, self.widths, self.scratch)
         own = {v: width for v, width in self.widths.items() if v not in twins}
         self.dims = {v: list(own).index(twins.get(v, v)) for v in self.widths}
         self.indices = Indices(self.text, wide)
@@ -314,11 +314,10 @@ class _Body:
         v.forget(s.buffer)
 
 
-def _twins(k: ir.Kernel, widths: dict[Var, int]) -> dict[Var, Var]:
+def _twins(k: ir.Kernel, widths: dict[Var, int], scratch: set[str]) -> dict[Var, Var]:
     """Lanes of another branch, or that read a sort's result -> the lanes with their dimension."""
     first: dict[tuple[str, int], Var] = {}
     twins = {v: first.setdefault((v.name, width), v) for v, width in widths.items()}
-    scratch = {x.name for x in k.locals}
     full = {
         s.buffer: s.offset
         for s in ir.walk(k.body)
