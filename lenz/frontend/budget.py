@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,16 +38,13 @@ def choose_saved(graph: Graph, info: NodeInfo, memory_budget: float = 1) -> list
     _, banned = solve_min_cut(graph, info, ALL_LOOPS)
     order = [n for n in graph.nodes if n in banned and may_repeat(n)]
     order.sort(key=lambda n: cost(n) / max(bytes_of(n), 1))
-    best, _ = solve_min_cut(graph, info, ALL_LOOPS, OrderedSet(order))
-    low, high = 0, len(order)  # `best` recomputes the first `high` of them
-    while low < high:
-        middle = (low + high) // 2
-        saved, _ = solve_min_cut(graph, info, ALL_LOOPS, OrderedSet(order[:middle]))
-        if kept_bytes(saved) <= limit:
-            best, high = saved, middle
-        else:
-            low = middle + 1
-    return best
+
+    def without(count: int) -> list[Node]:
+        """What is saved if the first of them are recomputed."""
+        return solve_min_cut(graph, info, ALL_LOOPS, OrderedSet(order[:count]))[0]
+
+    few = bisect_left(range(len(order)), True, key=lambda k: kept_bytes(without(k)) <= limit)
+    return without(few)
 
 
 def kept_bytes(saved: Iterable[Node]) -> int:
