@@ -21,7 +21,7 @@ from lenz.frontend.program import Fact, Facts, FxProgram
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
 from lenz.machines import capabilities_of
-from lenz.sym import Sym, evaluate, power_of_two
+from lenz.sym import evaluate, power_of_two
 
 UNIT = 8  # elements of a half type in 16 bytes
 # Smallest sizes for which multiples of 2 or 4 pay: these are rows, hardly ever batches.
@@ -45,14 +45,12 @@ def facts_of(p: FxProgram) -> Facts:
 
 def _most(p: FxProgram, tensors: Sequence[Any], hints: Mapping[str, int]) -> dict[str, int]:
     """Upper bounds of the sizes for which every tensor has less than 2**31 elements."""
-    found: dict[Sym, None] = {}
-    for t in tensors:
-        try:
-            layout = zip(p.symbols.syms(t.shape), p.symbols.syms(t.stride()), strict=True)
-        except Unsupported:
-            return {}
-        for size, stride in layout:
-            found[size * stride] = None
+    try:
+        layouts = [(p.symbols.syms(t.shape), p.symbols.syms(t.stride())) for t in tensors]
+    except Unsupported:
+        return {}
+    pairs = (pair for layout in layouts for pair in zip(*layout, strict=True))
+    found = dict.fromkeys(size * stride for size, stride in pairs)
     spans = [s for s in found if s.free_vars and all(v.name in hints for v in s.free_vars)]
     for slack in range(SLACK, -1, -1):
         ends = {name: power_of_two(hint) << slack for name, hint in hints.items()}

@@ -75,11 +75,8 @@ def is_same_layout(a: Any, b: Any, *, offset: bool) -> bool:
     """Say whether two dense fake tensors agree in dtype, device, shape, strides (and offset)."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
-    if a.dtype != b.dtype or a.device != b.device:
-        return False
-    if a.layout != torch.strided or b.layout != torch.strided or type(a) is not type(b):
-        return False
-    if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
+    x, y = ((type(t), t.dtype, t.device, t.layout, t.is_conj(), t.is_neg()) for t in (a, b))
+    if x != y or a.layout != torch.strided:
         return False
     if offset and not is_same_size(a.storage_offset(), b.storage_offset()):
         return False
