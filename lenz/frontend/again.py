@@ -53,10 +53,9 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
     with graph.inserting_before(first), value.fake_mode:
         centred = call(aten.sub.Tensor, converted(call, x, exact), mean)
         again = call(aten.mul.Tensor, centred, rstd)
-        if weight is not None:
-            again = call(aten.mul.Tensor, again, converted(call, weight, exact))
-        if bias is not None:
-            again = call(aten.add.Tensor, again, converted(call, bias, exact))
+        for op, operand in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+            if operand is not None:
+                again = call(op, again, converted(call, operand, exact))
         again = dense_as(call, value, converted(call, again, value.dtype))
         again.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         hand_on(graph, y, again, backward)

@@ -8,11 +8,11 @@ bodies stay as torch made them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 
 from lenz.frontend.build import build
@@ -30,9 +30,7 @@ def with_bodies(p: FxProgram, compile_fx: CompileFX, native: frozenset[str]) -> 
     for name, body in p.modules.items():
         if not isinstance(body, GraphModule) or not _is_called(p.gm, name):
             continue
-        graph = torch.fx.Graph()
-        graph.output(graph.graph_copy(body.graph, {}))
-        own = GraphModule(body, graph)
+        own = GraphModule(body, copy.deepcopy(body.graph))
         inner = build(own, [], "body", f"{p.name}.{name}", frozenset(), "", native)
         if not inner.mutated:
             run = compile_fx(with_bodies(inner, compile_fx, native))

@@ -174,11 +174,9 @@ def attributes_of(gm: GraphModule) -> tuple[Mapping[str, torch.Tensor], Mapping[
 
 def mutated_of(graph: Graph, places: Sequence[Node]) -> tuple[int, ...]:
     """Return the positions of the arguments whose storage the graph writes into."""
-    calls = [n for n in graph.nodes if n.op == "call_function"]
-    nodes = dict.fromkeys(n for call in calls for n in written_by(call))
+    nodes = dict.fromkeys(n for call in graph.nodes for n in written_by(call))
     keys = {*storages(*nodes)}
-    written = (p in nodes or not keys.isdisjoint(storages(p)) for p in places)
-    return tuple(i for i, is_written in enumerate(written) if is_written)
+    return tuple(i for i, p in enumerate(places) if p in nodes or not keys.isdisjoint(storages(p)))
 
 
 def layout_of(value: Any, symbols: SymbolMap) -> tuple[tuple[Sym, ...], tuple[Sym, ...], Sym]:

@@ -62,10 +62,8 @@ class KnownValues:
         return self._answers[nodes]
 
     def _run(self, nodes: tuple[Node, ...]) -> dict[Node, Any]:
-        values: dict[Node, Any] = {}
-        for n in nodes:
-            if n.op == "placeholder" and (value := self._given(n)) is not None:
-                values[n] = value.clone()  # a body may write into it
+        told = {n: self._given(n) for n in nodes if n.op == "placeholder"}
+        values = {n: v.clone() for n, v in told.items() if v is not None}  # a body may write
         return run_calls((n for n in nodes if n not in values), values)
 
     def _closure(self, node: Node, at: Node) -> tuple[Node, ...]:

@@ -274,9 +274,7 @@ def frozen(value: Any) -> Hashable:
         return (float, value.hex())
     if isinstance(value, complex):
         return (complex, value.real.hex(), value.imag.hex())
-    if isinstance(value, Hashable):
-        return value
-    raise TypeError(f"no hash for {type(value).__name__}")
+    return value  # type: ignore[no-any-return]  # its reader asks for the hash
 
 
 def prune(graph: Graph) -> None:

@@ -23,8 +23,7 @@ def passing(e: LenzError) -> LenzError:
 
     Its traceback begins in lenz, not in Dynamo's many frames.
     """
-    kind = type(e)
-    through = _let_through(kind)  # type: ignore[arg-type]  # a class has a hash
+    through = _let_through(type(e))  # type: ignore[arg-type]  # a class has a hash
     made = through.__new__(through)
     ShortenTraceback.__init__(made, *e.args, first_useful_frame=None)  # type: ignore[arg-type]  # it is made of both
     made.__dict__.update(e.__dict__)

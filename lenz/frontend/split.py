@@ -176,9 +176,8 @@ def behind_tangents(graph: Graph) -> set[Node]:
     """Return the values computed from a gradient, which can only be in the backward half."""
     found: set[Node] = set()
     for n in graph.nodes:
-        if (n.op == "placeholder" and "tangents" in n.name) or not found.isdisjoint(
-            n.all_input_nodes
-        ):
+        is_tangent = n.op == "placeholder" and "tangents" in n.name
+        if is_tangent or not found.isdisjoint(n.all_input_nodes):
             found.add(n)
     return found
 
