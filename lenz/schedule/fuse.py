@@ -296,16 +296,13 @@ def _gather(p: Partition, cx: Context) -> None:
 
 def _note_memory(item: Extern | View, memory: dict[str, tuple[str, ...]]) -> None:
     """Record which buffers a view, or the result of a call, may alias."""
-    pairs: list[tuple[str, str]] = []
     if isinstance(item, View):
-        pairs.append((item.out.name, item.source))
+        pairs: list[tuple[object, str]] = [(item.out, item.source)]
     else:
-        for k, source in item.aliases:
-            out = item.outs[k] if k < len(item.outs) else None
-            if isinstance(out, Buffer):
-                pairs.append((out.name, source))
-    for name, source in pairs:
-        memory[name] = (*memory.get(name, ()), source, *memory.get(source, ()))
+        pairs = [(item.outs[k], source) for k, source in item.aliases if k < len(item.outs)]
+    for out, source in pairs:
+        if isinstance(out, Buffer):
+            memory[out.name] = (*memory.get(out.name, ()), source, *memory.get(source, ()))
 
 
 def _spread_over(names: tuple[str, ...], memory: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
