@@ -181,3 +181,6 @@ def fresh_dynamo() -> Iterator[None]:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None and dynamo.convert_frame.input_codes.seen:
         dynamo.reset()
+        # `dynamic=True` patches these globals in a call: two threads at once may leave them so.
+        dynamo.config.assume_static_by_default = True
+        dynamo.config.automatic_dynamic_shapes = True
