@@ -22,9 +22,9 @@ from lenz.sym import expr as sym
 TABLES: tuple[MutableMapping[Any, Any], ...] = (
     expr._TABLE, sym._EXTREMES, sym._DIVISIONS, sym._MULS, sym._ADDS, sym._VARS, sym._INTS,
 )  # fmt: skip
-MEMOS: tuple[MutableMapping[Any, Any], ...] = (
-    divide._QUOTIENTS, divide._REMAINDERS, divide._SPLITS, prove._NONNEGATIVE, prove._DIVISORS,
-    recombine._WHOLES, expr._WALKS,
+MEMOS: tuple[MutableMapping[Any, Any], ...] = recombine._WHOLES, expr._WALKS
+CACHED = (
+    affine_in, divide.floordiv, divide.mod, divide._split_symbolic, prove.divisor, prove._descend,
 )  # fmt: skip
 FREE = 1 << 13  # entries that may be dead: 3 MiB
 
@@ -75,7 +75,8 @@ def release() -> None:
             return
         for memo in MEMOS:
             memo.clear()
-        affine_in.cache_clear()
+        for function in CACHED:
+            function.cache_clear()
         while sum([_drop(table) for table in TABLES]):
             pass
         _COUNTS["left"] = entries()

@@ -13,6 +13,7 @@ ZeroDivisionError.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import gcd
 
 from lenz.sym import bounds
@@ -49,26 +50,6 @@ from lenz.sym.prove import prove_le, prove_lt
 
 Split = tuple[Sym, Sym, Sym, Sym, Sym]  # q, d, r, k2, off
 
-_QUOTIENTS: dict[tuple[Sym, Sym], Sym] = {}
-_REMAINDERS: dict[tuple[Sym, Sym], Sym] = {}
-_SPLITS: dict[tuple[Sym, Sym], Split | None] = {}
-
-
-def floordiv(a: Sym, b: Sym) -> Sym:
-    """a // b, rounded down."""
-    found = _QUOTIENTS.get((a, b))
-    if found is None:
-        found = _QUOTIENTS[(a, b)] = _floordiv(a, b)
-    return found
-
-
-def mod(a: Sym, b: Sym) -> Sym:
-    """a % b, with the sign of b."""
-    found = _REMAINDERS.get((a, b))
-    if found is None:
-        found = _REMAINDERS[(a, b)] = _mod(a, b)
-    return found
-
 
 def ceildiv(a: Sym | int, b: Sym | int) -> Sym:
     """a / b rounded up: (a + b - 1) // b for b > 0, which is -(-a // b) for any b."""
@@ -100,7 +81,9 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _floordiv(a: Sym, b: Sym) -> Sym:
+@cache
+def floordiv(a: Sym, b: Sym) -> Sym:
+    """a // b, rounded down."""
     if type(b) is Int and b.value == 0:
         raise ZeroDivisionError(f"{a!r} // 0")
     if b is ONE or a is ZERO:
@@ -150,7 +133,9 @@ def _nested_quotient(a: Sym, b: Sym) -> Sym:
     return division_node(FloorDiv, a, b)
 
 
-def _mod(a: Sym, b: Sym) -> Sym:
+@cache
+def mod(a: Sym, b: Sym) -> Sym:
+    """a % b, with the sign of b."""
     if type(b) is Int and b.value == 0:
         raise ZeroDivisionError(f"{a!r} % 0")
     if b is ONE or a is ZERO or a is b:
@@ -180,13 +165,7 @@ def split_quotient(a: Sym, b: Sym) -> Split | None:
     """The split of the module's docstring; None if it is trivial (q = 0, d = 1)."""
     if type(b) is Int:
         return _split_int(a, b) if type(a) is Add else None
-    found = _SPLITS.get((a, b), _UNKNOWN)
-    if found is _UNKNOWN:
-        found = _SPLITS[(a, b)] = _split_symbolic(a, b)
-    return found
-
-
-_UNKNOWN: Split = (ZERO, ZERO, ZERO, ZERO, ZERO)  # no split: d is never 0
+    return _split_symbolic(a, b)
 
 
 def _split_int(a: Add, b: Int) -> Split | None:
@@ -253,6 +232,7 @@ def _cut(k: int, const: int, rest: list[tuple[int, Sym, int]]) -> tuple[int, int
     raise AssertionError("the constant alone always lies in one block")
 
 
+@cache
 def _split_symbolic(a: Sym, b: Sym) -> Split | None:
     """The split for a symbolic divisor.
 

@@ -5,6 +5,7 @@ True means proved for all values; False means only: not proved.
 
 from __future__ import annotations
 
+from functools import cache
 from math import gcd, prod
 
 from lenz.sym.expr import (
@@ -26,8 +27,6 @@ from lenz.sym.expr import (
 )
 from lenz.sym.polynomial import affine_in
 
-_NONNEGATIVE: dict[Sym, bool] = {}
-_DIVISORS: dict[Sym, int] = {}
 MAX_STEPS = 16  # substituted bounds per proof: more than an index of 8 dims needs
 
 
@@ -66,18 +65,12 @@ def prove_divides(k: Sym | int, e: Sym | int) -> bool:
     return e % k is ZERO
 
 
+@cache
 def divisor(e: Sym) -> int:
     """The largest int known to divide e for all values.
 
     0 for the constant 0, which everything divides.
     """
-    found = _DIVISORS.get(e)
-    if found is None:
-        found = _DIVISORS[e] = _divisor(e)
-    return found
-
-
-def _divisor(e: Sym) -> int:
     match e:
         case Int():
             return abs(e.value)
@@ -98,12 +91,10 @@ def _is_nonnegative(e: Sym) -> bool:
         return True
     if e.hi is not None and e.hi < 0:
         return False
-    found = _NONNEGATIVE.get(e)
-    if found is None:
-        found = _NONNEGATIVE[e] = _descend(e)
-    return found
+    return _descend(e)
 
 
+@cache
 def _descend(e: Sym) -> bool:
     """Replace one variable after the other by the end of its range that minimises e.
 

@@ -234,8 +234,6 @@ STATE = {
         "_DIVISIONS": INTERNED,
         "_EXTREMES": INTERNED,
     },
-    "sym/divide.py": {"_QUOTIENTS": MEMO, "_REMAINDERS": MEMO, "_SPLITS": MEMO},
-    "sym/prove.py": {"_NONNEGATIVE": MEMO, "_DIVISORS": MEMO},
     "sym/recombine.py": {"_WHOLES": MEMO},
 }
 
