@@ -12,22 +12,22 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_680,
+    ".": 2_681,
     "artifact": 735,
     "commands": 852,
-    "debug": 1_633,
+    "debug": 1_631,
     "first_calls": 331,
-    "frontend": 3_964,
-    "ir": 4_014,
-    "lower": 5_691,
-    "machine": 5_690,
+    "frontend": 4_010,
+    "ir": 4_013,
+    "lower": 5_656,
+    "machine": 5_673,
     "ops": 2_117,
-    "opt": 1_496,
+    "opt": 1_559,
     "page": 463,
-    "plan": 2_225,
+    "plan": 2_220,
     "runtime": 823,
-    "schedule": 1_563,
-    "sym": 1_175,
+    "schedule": 1_533,
+    "sym": 1_155,
 }
 TOTAL_CODE_LINES = 35_452
 
