@@ -12,7 +12,7 @@ images resized by bilinear interpolation took 1.2 times as long (f32, one core).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from lenz.context import Context
@@ -26,10 +26,12 @@ from lenz.ops.cast import CAST
 from lenz.ops.check import CHECKS
 from lenz.ops.compare import LT, WHERE
 from lenz.opt.each import each
+from lenz.sym import Sym, prove_lt
 
-# The least and the greatest value of an integer, infinite where unknown. Floats are unknown.
-Range: TypeAlias = tuple[float, float]
-ANY: Range = -math.inf, math.inf
+# The least and the greatest value of an integer, infinite where unknown, and a size or position
+# that is not less than it, if one is known.
+Range: TypeAlias = tuple[float, float, Sym | None]
+ANY: Range = -math.inf, math.inf, None
 GUARDS = frozenset(CHECKS.values())
 
 
@@ -37,39 +39,33 @@ def in_range(g: Graph, cx: Context) -> Graph:
     """Drop checks of positions, and wraps of negative ones, that their values make needless."""
     known: dict[str, Range] = {}
 
+    def told(e: Expr, args: list[tuple[Expr, Range]]) -> tuple[Expr, Range]:
+        ranges = [r for _, r in args]
+        e = rebuild(e, tuple(a for a, _ in args))
+        if (kept := _kept(e, ranges)) is not None:
+            return keep_checks(e.args[kept], e.args), ranges[kept]
+        return e, _range(e, ranges, known)
+
     def visit(n: Node) -> Node:
         if isinstance(n, View):
             known[n.out.name] = known.get(n.source, ANY)
         is_known = isinstance(n, Pointwise) and n.out.dtype.is_integer
-        if not isinstance(n, LOOPS) or not (is_known or any(e.checks for e in exprs_in(n))):
-            return n
-        memo: dict[Expr, tuple[Expr, Range]] = {}
-        n = map_bodies(n, lambda body: interpret(body, _visitor(known), memo)[0])
-        if isinstance(n, Pointwise) and is_known:
-            known[n.out.name] = interpret(n.body, _visitor(known))[1]
+        if isinstance(n, LOOPS) and (is_known or any(e.checks for e in exprs_in(n))):
+            memo: dict[Expr, tuple[Expr, Range]] = {}
+            n = map_bodies(n, lambda body: interpret(body, told, memo)[0])
+            if isinstance(n, Pointwise):
+                known[n.out.name] = interpret(n.body, told)[1]
         return n
 
     return each(g, visit)
 
 
-def _visitor(
-    known: Mapping[str, Range],
-) -> Callable[[Expr, list[tuple[Expr, Range]]], tuple[Expr, Range]]:
-    def visit(e: Expr, args: list[tuple[Expr, Range]]) -> tuple[Expr, Range]:
-        ranges = [r for _, r in args]
-        e = rebuild(e, tuple(a for a, _ in args))
-        kept = _kept(e, ranges)
-        if kept is not None:
-            return keep_checks(e.args[kept], e.args), ranges[kept]
-        return e, _range(e, ranges, known)
-
-    return visit
-
-
 def _kept(e: Expr, ranges: list[Range]) -> int | None:
     """The operand that the expression always equals; None if there is none."""
-    if e.op in GUARDS and ranges[0][0] >= 0 and ranges[0][1] < ranges[1][0]:
-        return 0
+    if e.op in GUARDS and ranges[0][0] >= 0:
+        most, size = ranges[0][2], ranges[1][2]
+        is_below = most is not None and size is not None and prove_lt(most, size)
+        return 0 if is_below or ranges[0][1] < ranges[1][0] else None
     if e.op is WHERE and ranges[0][0] == ranges[0][1]:
         return 1 if ranges[0][0] else 2
     return None
@@ -77,16 +73,17 @@ def _kept(e: Expr, ranges: list[Range]) -> int | None:
 
 def _range(e: Expr, ranges: list[Range], known: Mapping[str, Range]) -> Range:
     low, high = [r[0] for r in ranges], [r[1] for r in ranges]
-    found = ANY
+    found, most = ANY[:2], ANY[2]
     if e.op is CONST:
         found = e.attrs[0], e.attrs[0]
     elif e.op is INDEX and not e.args:
-        s = e.attrs[0]
-        found = -math.inf if s.lo is None else s.lo, math.inf if s.hi is None else s.hi
+        most = e.attrs[0]
+        found = -math.inf if most.lo is None else most.lo, math.inf if most.hi is None else most.hi
     elif e.op is LOAD:
-        found = known.get(e.attrs[0], ANY)
+        return known.get(e.attrs[0], ANY)
     elif e.op is MINIMUM:
         found = min(low), min(high)
+        most = next((r[2] for r in ranges if r[2] is not None), None)
     elif e.op is MAXIMUM:
         found = max(low), max(high)
     elif e.op is ADD:
@@ -98,10 +95,10 @@ def _range(e: Expr, ranges: list[Range], known: Mapping[str, Range]) -> Range:
     elif e.op is LT:
         found = high[0] < low[1], low[0] < high[1]
     elif e.op is CAST:
-        found = ranges[0]
+        found, most = ranges[0][:2], ranges[0][2]
     if e.op in (ADD, SUB, CAST) and not _fits(e.dtype, *found):
         return ANY  # it may wrap
-    return found if e.dtype.is_integer or e.dtype is BOOL else ANY
+    return (*found, most) if e.dtype.is_integer or e.dtype is BOOL else ANY
 
 
 def _fits(dtype: DType, low: float, high: float) -> bool:
