@@ -21,7 +21,6 @@ from lenz.traits import has, trait
 # `lenz/traits.py` lists the rules.
 StrideRule: TypeAlias = tuple[str, int]
 LIKE: StrideRule = ("like", 0)
-DENSE: StrideRule = ("dense", 0)
 ITERATION: StrideRule = ("iteration", 0)
 VIEW: StrideRule = ("view", 0)
 # The order of channels last, outermost dimension first, by the number of dimensions.
@@ -50,7 +49,7 @@ def eager_strides(target: Any, args: Sequence[Any], told: torch.Tensor) -> tuple
     if str(target) == "aten.isinf.default" and not args[0].is_floating_point():
         rule = LIKE  # zeros, if floats are compared
     if str(target) == "aten.angle.default" and args[0].is_complex():
-        rule = DENSE  # written into a tensor of floats that is made first
+        rule = ("dense", 0)  # written into a tensor of floats that is made first
     assert rule is not None, f"no rule for {target}"
     strides = _followed(*rule, target, args, told)
     return None if strides is None or are_same(strides, told.stride()) else strides

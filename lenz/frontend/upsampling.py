@@ -21,7 +21,6 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from lenz.frontend.refusals import UPSAMPLED, is_refused
 
-sizes_of: Any = decompositions.upsample_compute_output_size
 NAMES = UPSAMPLED.split()
 
 
@@ -31,7 +30,7 @@ def differentiated(op: Any) -> Callable[..., Any]:
 
     def vec(*args: Any) -> Any:
         x, sizes, *corners, factors = args
-        sizes = sizes_of(x.shape, sizes, factors)
+        sizes = decompositions.upsample_compute_output_size(x.shape, sizes, factors)  # type: ignore[no-untyped-call]  # torch's
         scales = _scales(str(op), x, sizes, factors or [None] * len(sizes))
         # torch's fake kernel fails for an empty batch (docs/upstream/torch_empty_upsampling.py).
         is_known = whole and x.is_cpu and all(isinstance(n, int) and n for n in x.shape)
@@ -143,17 +142,15 @@ def _scales(name: str, x: Tensor, sizes: Sequence[Any], scales: Sequence[Any]) -
     neighbour in two dimensions ignores the factor of a kept size
     (native/cuda/UpSampleBilinear2d.cu and others).
     """
-    on_cpu, is_nearest = x.is_cpu, "nearest" in name
-    is_used = is_nearest and "2d" not in name
-    if on_cpu:
-        is_used = any(k in name for k in ("exact", "bicubic")) or (
-            is_nearest and not _is_by_channels(x, sizes)
-        )
+    is_nearest = "nearest" in name
+    is_used = not is_nearest or "2d" not in name
+    if x.is_cpu:
+        is_used = "exact" in name or "bicubic" in name
+        is_used = is_used or (is_nearest and not _is_by_channels(x, sizes))
     scales = [*scales, *[None] * (len(sizes) - len(scales))]
     if is_used or not any(scales):
         return scales
     kept = _keeps(x, sizes)
-    if on_cpu and is_nearest:
+    if x.is_cpu and is_nearest:
         kept = [a or b for a, b in zip(kept, _keeps(x, sizes, 2), strict=True)]
-    kept = kept if on_cpu or is_nearest else [False] * len(kept)
     return [None if k else s for k, s in zip(kept, scales, strict=True)]

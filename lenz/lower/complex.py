@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property, partial
+from operator import getitem
 from typing import Any, TypeAlias
 
 import torch
@@ -166,7 +167,7 @@ class Complexes:
         """Say whether an op extracts a part; a returned part must have the pair's strides."""
         z = self.pairs.get(args[0].name) if n.target is SELECT else None
         last = z is not None and args[1] in (-1, z.rank) and isinstance(args[2], int)
-        return last and not any(u.op == "output" for u in n.users)
+        return last and not _is_returned(n)
 
     def lower(self, n: Node, entry: Entry | None, args: Any, kwargs: dict[str, Any]) -> Any:
         """Lower an op with complex operands or results: a value, or a tuple of them."""
@@ -186,7 +187,7 @@ class Complexes:
         if name == "as_strided":  # it counts in elements of memory
             made = entry.fn(b, args[0].whole, *args[1:], **kwargs)
             return Complex(b, b.result, lambda: made)
-        if target.is_view or has(target, "view") or has(target, "views"):
+        if _is_view(target):
             found = viewed(b, entry, args[0], args[1:], kwargs)
             is_list = str(target._schema.returns[0].type) != "Tensor"
             return found if is_list else found[0]
@@ -202,6 +203,16 @@ class Complexes:
         if (moves or has(target, "linear")) and not torn:
             return alike(b, target, entry, args, kwargs)
         raise Decline("")
+
+
+def _is_returned(n: Node) -> bool:
+    """Whether the node or a view of it is a result."""
+    views = [u for u in n.users if u.target is getitem or _is_view(u.target)]
+    return any(u.op == "output" for u in n.users) or any(map(_is_returned, views))
+
+
+def _is_view(target: Any) -> bool:
+    return getattr(target, "is_view", False) or has(target, "view") or has(target, "views")
 
 
 def viewed(b: GraphBuilder, entry: Entry, z: Complex, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -107,8 +107,7 @@ def cdist_backward(
 
 def _pairs_before(row: Expr, count: Expr) -> Expr:
     """The number of pairs (i, j), i < j < count, with i < row: row (2 count - row - 1) / 2."""
-    twice = row * (count + count - (row + 1))
-    return twice >> 1
+    return (row * (count + count - (row + 1))) >> 1
 
 
 @lowering("_pdist_forward")

@@ -61,11 +61,9 @@ def placed(
     def place(i: Index) -> Place:
         if not x.rank:
             return (), ()
-        e = index.at(at(i) if index.rank else ())
+        e = checked(index.at(at(i) if index.rank else ()), x.shape[d], **how)
         where = i or (ZERO,) * x.rank
-        return (*where[:d], computed(0, x.shape[d]), *where[d + 1 :]), (
-            checked(e, x.shape[d], **how),
-        )
+        return (*where[:d], computed(0, x.shape[d]), *where[d + 1 :]), (e,)
 
     return place
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -228,17 +228,14 @@ def _unpooled(
         return (*i[:lead], computed(0, count)), (at,), x.at(i)
 
     out = b.scatter(mode, zeros, x.shape, update, flat)
-    if wide is b.result.dtype:
-        return b.view(out, lambda i: (*i[:lead], flatten(i[lead:], sizes)))
-    return b.map(lambda i: out.at((*i[:lead], flatten(i[lead:], sizes))))
+    place: Callable[[Index], Index] = lambda i: (*i[:lead], flatten(i[lead:], sizes))
+    return b.view(out, place) if wide is b.result.dtype else b.map(lambda i: out.at(place(i)))
 
 
-def _max_unpool(b: GraphBuilder, x: Value, indices: Value, output_size: Any, *_: Any) -> Any:
-    """The elements of x at their positions, zeros elsewhere."""
-    return _unpooled(b, "set", x, indices, b.result.shape[-len(output_size) :])
-
-
-lowering("max_unpool2d", "max_unpool3d")(_max_unpool)
+# The elements of x at their positions, zeros elsewhere.
+lowering("max_unpool2d", "max_unpool3d")(
+    lambda b, x, at, size, *_: _unpooled(b, "set", x, at, b.result.shape[-len(size) :])
+)
 
 
 def _enter_fractional(rank: int) -> None:

@@ -184,10 +184,9 @@ def spread(
     second = b.results[1] if with_mean else None
     shape = s.padded if keepdim else s.rows
     mean_type = b.temp(shape, acc) if second is None else replace(second, dtype=acc)
-    rest = ops.maximum(n - correction, 0)
 
     def finish(a: Expr) -> Expr:
-        v = a / rest
+        v = a / ops.maximum(n - correction, 0)
         return ops.sqrt(v) if root else v
 
     sets = Sets(x, shape, s.over, lambda i, r: s.join(s.row(i) if keepdim else i, r))
@@ -197,8 +196,7 @@ def spread(
         centre = reduce_over(b, "sum", s, keepdim, at, lambda a: a / n, mean_type, "mean")
 
         def deviation(i: Index) -> Expr:
-            row = s.row(i)
-            return ops.square(at(i) - centre.at(s.pad(row) if keepdim else row))
+            return ops.square(at(i) - centre.at(s.pad(s.row(i)) if keepdim else s.row(i)))
 
         result = reduce_over(b, "sum", s, keepdim, deviation, finish)
     if second is None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.e2e.sides import agree
+
 G = torch.Generator().manual_seed(0)
 Z, W = (torch.randn(5, 7, dtype=torch.complex64, generator=G) for _ in range(2))
 X = torch.randn(5, 7, generator=G)
@@ -74,3 +76,16 @@ def test_imaginary_parts_of_conjugates_of_halves() -> None:
     fn = lambda x: torch.complex(x, x * 2).conj().imag
     x = torch.tensor([2.0, -0.0, float("inf")], dtype=torch.float16)
     torch.testing.assert_close(torch.compile(fn, backend="lenz")(x), fn(x))
+
+
+VIEWS: dict[str, Callable[[Tensor], object]] = {
+    "a slice": lambda z: z.real[1:],
+    "parts of a part": lambda z: (z.real.chunk(2)[1], z.imag.split(2, 1)[0]),
+    "a row": lambda z: z.imag.unbind()[0],
+    "columns": lambda z: z.real.mT[1:],
+}
+
+
+@pytest.mark.parametrize("way", VIEWS)
+def test_views_of_a_part_have_the_strides_of_pairs(way: str) -> None:
+    agree(lambda x: VIEWS[way](torch.polar(x, x)), lambda: (X,))
