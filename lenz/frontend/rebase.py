@@ -61,7 +61,7 @@ def is_apart(told: OutputAliasInfo, result: Output) -> bool:
     if not told.requires_grad or told.output_type is not OutputType.non_alias:
         return False
     node: Any = result.node if result.alias_input is not None else None
-    while node is not None and node.op == "call_function" and "unsafe" not in str(node.target):
+    while node is not None and node.op == "call_function" and not has(node.target, "views"):
         node = node.args[0]
     return node is None or node.op == "call_function"
 

@@ -49,12 +49,14 @@ def in_range(g: Graph, cx: Context) -> Graph:
     def visit(n: Node) -> Node:
         if isinstance(n, View):
             known[n.out.name] = known.get(n.source, ANY)
-        is_known = isinstance(n, Pointwise) and n.out.dtype.is_integer
-        if isinstance(n, LOOPS) and (is_known or any(e.checks for e in exprs_in(n))):
+        if isinstance(n, LOOPS) and (n.out.dtype.is_integer or any(e.checks for e in exprs_in(n))):
             memo: dict[Expr, tuple[Expr, Range]] = {}
-            n = map_bodies(n, lambda body: interpret(body, told, memo)[0])
+            made = map_bodies(n, lambda body: interpret(body, told, memo)[0])
             if isinstance(n, Pointwise):
-                known[n.out.name] = interpret(n.body, told)[1]
+                low, high, most = memo[n.body][1]  # a position of this loop says nothing elsewhere
+                is_own = most is None or {a.var for a in n.axes}.intersection(most.free_vars)
+                known[n.out.name] = low, high, None if is_own else most
+            return made
         return n
 
     return each(g, visit)
@@ -63,9 +65,9 @@ def in_range(g: Graph, cx: Context) -> Graph:
 def _kept(e: Expr, ranges: list[Range]) -> int | None:
     """The operand that the expression always equals; None if there is none."""
     if e.op in GUARDS and ranges[0][0] >= 0:
-        most, size = ranges[0][2], ranges[1][2]
+        (_, high, most), (low, _, size) = ranges
         is_below = most is not None and size is not None and prove_lt(most, size)
-        return 0 if is_below or ranges[0][1] < ranges[1][0] else None
+        return 0 if is_below or high < low else None
     if e.op is WHERE and ranges[0][0] == ranges[0][1]:
         return 1 if ranges[0][0] else 2
     return None
