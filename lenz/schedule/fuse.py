@@ -13,17 +13,8 @@ from lenz.ir.graph import Atom, Extern, View, atom_syms, outs_of, reads_of
 from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
 from lenz.records import dataclass, field
-from lenz.schedule.legal import (
-    Fuse,
-    Group,
-    Reject,
-    capabilities,
-    group_of,
-    may_fail,
-    may_fuse,
-    overwrites,
-    shares_reads,
-)
+from lenz.schedule import legal
+from lenz.schedule.legal import Fuse, Group, Reject, capabilities
 from lenz.schedule.nest import Nest
 from lenz.schedule.profit import FAR, gathers, loss
 from lenz.sym import Sym, SymEnv, Var, product
@@ -119,7 +110,9 @@ class Partition:
         """
         checks = [c for c, x in self.cells.items() if may_raise(x)]
         for w, cell in self.cells.items():
-            is_late = isinstance(cell, Group) and overwrites(cell) and capabilities(cell).raises
+            is_late = (
+                isinstance(cell, Group) and legal.overwrites(cell) and capabilities(cell).raises
+            )
             if not is_late:
                 continue
             for c in checks:
@@ -168,7 +161,7 @@ class Partition:
         elif shared := self.shared(first, second):
             verdict = Reject(f"{shared} may lie in memory that is overwritten")
         else:
-            verdict = may_fuse(first, second)
+            verdict = legal.may_fuse(first, second)
             if isinstance(verdict, Fuse) and (why := loss(verdict.group, self.env)):
                 verdict = Reject(why)
         if isinstance(verdict, Reject):
@@ -185,7 +178,7 @@ def may_raise(cell: Cell) -> bool:
     if isinstance(cell, Extern):
         is_safe = cell.reason == "library" or cell.op.partition(".")[0] in OWN
         return not (is_safe and outs_of(cell))
-    return isinstance(cell, Group) and may_fail(cell)
+    return isinstance(cell, Group) and legal.may_fail(cell)
 
 
 def defines(cell: Cell) -> tuple[str, ...]:
@@ -208,10 +201,11 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
             direct = tuple(dict.fromkeys(e.attrs[0] for e in loads_of(*item.exprs)))
             reads = _spread_over(direct, memory)
             writes: tuple[str, ...] = (item.target,) if item.target != item.name else ()
-            c = p.add(group_of(item), (*reads, *_sizes_of(item, learned)), writes)
-            if may_fail(group_of(item)):
+            own = legal.group_of(item)
+            c = p.add(own, (*reads, *_sizes_of(item, learned)), writes)
+            if legal.may_fail(own):
                 checks.append((k, c))
-            if writes and item.target not in place and capabilities(group_of(item)).raises:
+            if writes and item.target not in place and capabilities(own).raises:
                 # An argument: if an earlier op raises, eager has not written it.
                 value = max([k if item.updates else place.get(r, k) for r in direct], default=k)
                 for n, check in checks:
@@ -340,5 +334,5 @@ def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context, target: s
         first, second = p.cells[a], p.cells[b]
         if not isinstance(first, Group) or not isinstance(second, Group):
             continue
-        if shares_reads(first, second):
+        if legal.shares_reads(first, second):
             p.attempt(a, b, cx)

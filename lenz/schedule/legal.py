@@ -10,17 +10,8 @@ from lenz.ir.expr import Expr, cost_of, loads_of
 from lenz.ir.tensor import Axes
 from lenz.machines import machine_of
 from lenz.records import dataclass, replace
-from lenz.schedule.nest import (
-    Domain,
-    Nest,
-    crossing,
-    divisions,
-    is_columns,
-    orders_of,
-    refined,
-    remaps,
-    turned,
-)
+from lenz.schedule import nest
+from lenz.schedule.nest import Domain, Nest
 from lenz.schedule.result import Fold, Running, Sorted
 from lenz.sym import SymEnv, power_of_two
 from lenz.target import Capabilities
@@ -63,7 +54,7 @@ class Group:
     @property
     def has_columns(self) -> bool:
         """True if the results of one of its reductions are contiguous in the operand."""
-        return any(is_columns(n) for n in self.nests if n.is_reduction)
+        return any(nest.is_columns(n) for n in self.nests if n.is_reduction)
 
 
 def group_of(n: Nest) -> Group:
@@ -97,7 +88,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     why = "their loops have different extents"
     best: tuple[tuple[int, ...], Group] | None = None
     columns = a.has_columns or b.has_columns
-    before = sum(divisions(n, columns) for g in (a, b) for n in g.nests)
+    before = sum(nest.divisions(n, columns) for g in (a, b) for n in g.nests)
     scans = any(n.scans for g in (a, b) for n in g.nests)
     for d, orders in _domains(a, b):
         for x, y in itertools.product(_over(a, d, orders, scans), _over(b, d, orders, scans)):
@@ -105,7 +96,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
             if problem is not None:
                 why = problem
                 continue
-            count = sum(divisions(n, columns) for n in (*x, *y))
+            count = sum(nest.divisions(n, columns) for n in (*x, *y))
             rank: tuple[int, ...] = (0, count, 0)
             if can.held:
                 rank = (registers(d) > can.held, count, len(d.axes) + len(d.raxes))
@@ -130,10 +121,10 @@ def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
     found: list[tuple[Domain, list[Axes]]] = []
     for d, other in pairs:
         d = replace(d, kept=d.kept or other.kept)
-        orders = orders_of(d, [n for n in nests if (held or n.sorts) and n.raxes == d.raxes])
+        orders = nest.orders_of(d, [n for n in nests if (held or n.sorts) and n.raxes == d.raxes])
         found.append((d, orders))
         if held:
-            new = refined(d, orders[:1] if other.raxes else orders, (*other.axes, *other.raxes))
+            new = nest.refined(d, orders[:1] if other.raxes else orders, other)
             arg = any(n.finds_place for n in nests)
             found += [(x, [order]) for x, order in new if not arg or registers(x) <= held]
     return found
@@ -142,13 +133,13 @@ def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:
 def _crossed(a: Group, b: Group) -> Group | None:
     """Rows, and sums over columns of parts of them, as one pass over their common input."""
     for rows, columns in ((a, b), (b, a)):
-        found = crossing(rows.domain, columns.domain)
+        found = nest.crossing(rows.domain, columns.domain)
         if found is None or registers(rows.domain) > capabilities(rows).summed:
             continue
         d, at, inside = found
-        if any(n.is_reduction and (is_columns(n) or n.scans or n.sorts) for n in rows.nests):
+        if any(n.is_reduction and (nest.is_columns(n) or n.scans or n.sorts) for n in rows.nests):
             continue
-        nests = [turned(n, columns.domain, d, at, inside) for n in columns.nests]
+        nests = [nest.turned(n, columns.domain, d, at, inside) for n in columns.nests]
         sums = tuple(n for n in nests if n is not None)
         if len(sums) < len(nests) or any(n.scans or n.sorts for n in sums):
             continue
@@ -230,7 +221,7 @@ def _over(
     ]
     if own[:2] == other[:2] and own[2] in ([], other[2]):
         return [tuple(g.nests)]
-    ways = [remaps(n, d, orders, turned) for n in g.nests]
+    ways = [nest.remaps(n, d, orders, turned) for n in g.nests]
     if not all(ways):
         return []
     # A value that a row has once has a single form, which fits every form of the elements.

@@ -284,7 +284,7 @@ def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:
     return list(dict.fromkeys(found))
 
 
-def refined(d: Domain, orders: Sequence[Axes], other: Axes) -> list[tuple[Domain, Axes]]:
+def refined(d: Domain, orders: Sequence[Axes], other: Domain) -> list[tuple[Domain, Axes]]:
     """The domain with its axes split where those of another one end, for each order that allows it.
 
     (p0: 1024 | r0: 32768) and (32, 256, 4096) ==> (p0: 32, p1: 32 | r0: 8, r1: 4096) Then neither
@@ -292,7 +292,7 @@ def refined(d: Domain, orders: Sequence[Axes], other: Axes) -> list[tuple[Domain
     """
     found: list[tuple[Domain, Axes]] = []
     for order in orders:
-        cuts = _cuts(order, other)
+        cuts = _cuts(order, (*other.axes, *other.raxes))
         if cuts is None or all(len(c) == 1 for c in cuts.values()):
             continue
         new: dict[Var, Axes] = {}
