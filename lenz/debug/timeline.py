@@ -7,14 +7,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from lenz.debug.report import (
-    ExternReport,
-    GraphReport,
-    KernelReport,
-    MemoryReport,
-    allocs_report,
-    nbytes,
-)
+from lenz.debug import report
+from lenz.debug.report import ExternReport, GraphReport, KernelReport, MemoryReport
 from lenz.ir.graph import Extern, Graph, outs_of
 from lenz.ir.kernel import Schedule
 from lenz.ir.plan import Alias, Alloc, CallStep, Free, Input, Keep, LaunchStep, Plan, Reuse
@@ -60,7 +54,7 @@ def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
     a call counts as its own memory unless it aliases an argument.
     """
     calls = [n for n in s.steps if isinstance(n, Extern)]
-    made = {b.name: nbytes(b.type, env) for n in calls for b in outs_of(n)}
+    made = {b.name: report.nbytes(b.type, env) for n in calls for b in outs_of(n)}
     aliases = [(n.outs[k], source) for n in calls for k, source in n.aliases]
     sources = {o.name: source for o, source in aliases if isinstance(o, Buffer)}
     alive = Alive()
@@ -71,7 +65,7 @@ def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
     for step in p.flat:
         match step:
             case Alloc():
-                alive.add(step.name, nbytes(step.type, env))
+                alive.add(step.name, report.nbytes(step.type, env))
             case Keep():
                 alive.add(step.name, 0)
             case Alias():
@@ -101,7 +95,7 @@ def graph_report(
         kind=program.kind,
         kernels=tuple(x for x in steps if isinstance(x, KernelReport)),
         externs=tuple(x for x in steps if isinstance(x, ExternReport)),
-        allocs=allocs_report(p, g.env),
+        allocs=report.allocs_report(p, g.env),
         rejected=s.rejected,
         ir=show(g, origins=True),
         guards=program.guards,
