@@ -13,7 +13,7 @@ from lenz.ir.dtype import F32, I64, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import Pointwise
 from lenz.ir.op import INDEX
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.index import Place, checked, computed, is_position
 from lenz.lower.registry import lowering
 from lenz.lower.scatter import check_places, update
@@ -121,9 +121,7 @@ def _bags(
     return b.map(lambda i: total.at(i) / ops.cast(ops.maximum(own.at(i[:1]), 1), wide))
 
 
-def _side_results(
-    b: GraphBuilder, size: Sym, sizes: Value, best: Callable[[Index], Expr] | None
-) -> tuple[Value, ...]:
+def _side_results(b: GraphBuilder, size: Sym, sizes: Value, best: At | None) -> tuple[Value, ...]:
     """Operands of the gradient, in eager's shapes: each index's bag, bag sizes, argmaxima."""
     bag, counts, maxima = (b.kind(k) for k in (1, 2, 3))
     at_size = lambda i: sizes.at(i) if counts.shape == sizes.shape else const(0, I64)
@@ -172,9 +170,7 @@ def embedding_dense_backward(
     return update(b, "add", table, grad.shape, place, value)
 
 
-def _few_rows(
-    b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], value: Callable[[Index], Expr]
-) -> Value:
+def _few_rows(b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], value: At) -> Value:
     """The gradient of a table with fewer lookups than rows and sums of a wider type.
 
     The first lookup of a row owns it, so that there is one sum per lookup, not per row of the

@@ -127,9 +127,7 @@ class GraphBuilder:
         device = like.device if like is not None else (made or self.result).device
         return TensorType(dtype, device, contiguous(shape))
 
-    def map(
-        self, fn: Callable[[Index], Expr], type: TensorType | None = None, name: str | None = None
-    ) -> Value:
+    def map(self, fn: At, type: TensorType | None = None, name: str | None = None) -> Value:
         """out[index] = fn(index), rounded to the result type if fn computes in another type."""
         type = self.result if type is None else type
         axes = axes_for(type.shape)
@@ -170,7 +168,7 @@ class GraphBuilder:
         self,
         kind: ir.ScanKind,
         dim: int,
-        fn: Callable[[Index], Expr],
+        fn: At,
         type: TensorType | None = None,
         name: str | None = None,
     ) -> Value:
@@ -186,7 +184,7 @@ class GraphBuilder:
         self.nodes.append(ir.Scan(out, axes, dim, kind, body, done))
         return Value(out)
 
-    def sort(self, dim: int, size: Sym, fn: Callable[[Index], Expr], type: TensorType) -> Value:
+    def sort(self, dim: int, size: Sym, fn: At, type: TensorType) -> Value:
         """out[.., s, ..] = the s-th smallest of fn(index) over `size` indices in dimension `dim`.
 
         fn returns an i32 or i64; the result `type` gives the number of elements kept.

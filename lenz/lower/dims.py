@@ -9,7 +9,7 @@ from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
-from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.lower.builder import At, GraphBuilder, Index, Value
 from lenz.records import dataclass
 from lenz.sym import ONE, ZERO, Int, Sym, product
 
@@ -90,7 +90,7 @@ def reduce_over(
     kind: ReduceKind,
     s: Split,
     keepdim: bool,
-    fn: Callable[[Index], Expr],
+    fn: At,
     finish: Callable[[Expr], Expr] | None = None,
     type: TensorType | None = None,
     name: str | None = None,

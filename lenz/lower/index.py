@@ -9,13 +9,12 @@ from lenz import ops
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.tensor import axis
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
 from lenz.sym import ONE, ZERO, Sym, Var, product, unflatten
 
-Element: TypeAlias = Callable[[Index], Expr]
 Place: TypeAlias = tuple[Index, tuple[Expr, ...]]
 
 
@@ -36,7 +35,7 @@ def checked(e: Expr, size: Sym, *, wraps: bool = False, fault: str = "assert_in_
     return ops.assert_in_range(e, n, fault)
 
 
-def in_scalar(x: Value, index: Value, value: Element, **how: Any) -> Element:
+def in_scalar(x: Value, index: Value, value: At, **how: Any) -> At:
     """`value`, which also checks the positions if x is a scalar: that has no place to check.
 
     `how` is as for `checked`.
@@ -52,7 +51,7 @@ def in_scalar(x: Value, index: Value, value: Element, **how: Any) -> Element:
 def placed(
     x: Value, d: int, index: Value, at: Callable[[Index], Index], **how: Any
 ) -> Callable[[Index], Place]:
-    """Element i of `x`, but in dimension d at the position in element at(i) of `index`.
+    """At i of `x`, but in dimension d at the position in element at(i) of `index`.
 
     An index without dimensions has one position. A scalar has no place to check: see `in_scalar`.
     `how` is as for `checked`.

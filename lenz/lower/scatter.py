@@ -12,7 +12,7 @@ from lenz import ops
 from lenz.ir.dtype import BOOL, F32, I32, I64, compute_dtype
 from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value, round_to
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value, round_to
 from lenz.lower.dims import common_shape, wrapped
 from lenz.lower.index import Place, at_positions, checked, computed, in_scalar, is_position, placed
 from lenz.lower.known import gathered
@@ -33,7 +33,7 @@ def update(
     x: Value,
     over: Sequence[Sym],
     place: Callable[[Index], Place],
-    value: Callable[[Index], Expr],
+    value: At,
     once: bool = False,
 ) -> Value:
     """x with value(i) written to, or combined with, the element at place(i) for all i.
@@ -115,7 +115,7 @@ def _combined(
     x: Value,
     over: Sequence[Sym],
     place: Callable[[Index], Place],
-    value: Callable[[Index], Expr],
+    value: At,
     reduce: str,
     include_self: bool,
 ) -> Value:
@@ -216,13 +216,8 @@ def index_put(
 
 
 def _slices(
-    x: Value,
-    dim: int,
-    index: Value,
-    value: Callable[[Index], Expr],
-    wraps: bool = False,
-    fault: str = "assert_in_range",
-) -> tuple[tuple[Sym, ...], Callable[[Index], Place], Callable[[Index], Expr]]:
+    x: Value, dim: int, index: Value, value: At, wraps: bool = False, fault: str = "assert_in_range"
+) -> tuple[tuple[Sym, ...], Callable[[Index], Place], At]:
     """The loop over slices of x along a dimension, at a list of positions; returns place and value.
 
     The slice of a scalar is the scalar itself; the value checks the positions.

@@ -22,7 +22,7 @@ from lenz import ops
 from lenz.ir.dtype import BF16, F16, F32, FLOAT8, I16, I32, I64, DType
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.tensor import TensorType
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import cut, reduce_over, wrapped
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
@@ -215,12 +215,7 @@ def _ordered(
 
 
 def first_keys(
-    b: GraphBuilder,
-    shape: Sequence[Sym],
-    d: int,
-    k: int | Sym,
-    key: Callable[[Index], Expr],
-    type: DType,
+    b: GraphBuilder, shape: Sequence[Sym], d: int, k: int | Sym, key: At, type: DType
 ) -> Value:
     """The first k sorted keys along dimension d of a shape; k is the result's size."""
     if not isinstance(k, int) or k == 0:
@@ -263,9 +258,7 @@ def topk(
     return _of_rows(b, x, dim, largest, first, named=False)
 
 
-def _at(
-    b: GraphBuilder, sorted: Value, d: int, keepdim: bool, place: Callable[[Index], Expr]
-) -> Value:
+def _at(b: GraphBuilder, sorted: Value, d: int, keepdim: bool, place: At) -> Value:
     """The key at a position (an i64, from the index in the padded shape) of each sorted row."""
     s = cut(sorted.shape, d)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 from lenz import ops
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, index, masked
-from lenz.lower.builder import Decline, Index, Value
+from lenz.lower.builder import At, Decline, Index, Value
 from lenz.records import dataclass
 from lenz.sym import ONE, ZERO, Int, Sym, ceildiv, maximum, prove_le, sym
 
@@ -65,7 +65,7 @@ class Windows:
                 conditions.append(index(at) < index(self.sizes[d]))
         return reduce(ops.and_, conditions) if conditions else None
 
-    def read(self, at: Callable[[Index], Expr], o: Index, a: Offsets, other: float) -> Expr:
+    def read(self, at: At, o: Index, a: Offsets, other: float) -> Expr:
         """The input at place `a` of window `o`, `other` outside."""
         value, inside = at(self.place(o, a)), self.inside(o, a)
         return value if inside is None else masked(inside, value, const(other, value.dtype))
