@@ -167,7 +167,7 @@ def embedding_dense_backward(
     most, atomic = product(indices.shape).hi, runs_programs(table.device) and ZERO not in grad.shape
     if atomic and table.dtype.is_half and most is not None and most < (rows.lo or 0):
         return _few_rows(b, indices, rows, grad.shape, value)
-    return update(b, "add", table, grad.shape, place, value)
+    return update(b, "add", table, (grad.shape, place, value))
 
 
 def _few_rows(b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], value: At) -> Value:

@@ -7,6 +7,7 @@ several writes to one place wins, and sums are added in that order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from lenz import ops
 from lenz.ir.dtype import BOOL, F32, I32, I64, compute_dtype
@@ -21,26 +22,21 @@ from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Sym, flatten, product, unflatten
 
+# The shape of a loop over updates, and the place and the value of each.
+Writes: TypeAlias = tuple[Sequence[Sym], Callable[[Index], Place], At]
 MODES: dict[str, UpdateMode] = {
     "set": "set", "add": "add", "sum": "add", "mean": "add", "multiply": "mul", "prod": "mul",
     "amax": "max", "amin": "min",
 }  # fmt: skip
 
 
-def update(
-    b: GraphBuilder,
-    mode: UpdateMode,
-    x: Value,
-    over: Sequence[Sym],
-    place: Callable[[Index], Place],
-    value: At,
-    once: bool = False,
-) -> Value:
+def update(b: GraphBuilder, mode: UpdateMode, x: Value, w: Writes, once: bool = False) -> Value:
     """x with value(i) written to, or combined with, the element at place(i) for all i.
 
     Sums and products of halves are rounded `once`, or on CPUs after each value, as eager's op does:
     then 256 + 1 is 256 in bf16, but no wider copy of x is made.
     """
+    over, place, value = w
     if ZERO in over:
         return b.map(x.at)
     if x.dtype is BOOL:  # a sum of bools is an or
@@ -102,7 +98,7 @@ def _scatter(
         return src.at(i[: src.rank]) if isinstance(src, Value) else exact(src, i, x.dtype)
 
     made = in_scalar(x, index, value, fault="assert_in_bounds")
-    return update(b, MODES[reduce], x, index.shape, place, made, once=True)
+    return update(b, MODES[reduce], x, (index.shape, place, made), once=True)
 
 
 lowering("scatter.src", any_dtype=True)(_scatter)
@@ -111,15 +107,10 @@ lowering("scatter_add")(lambda b, x, dim, at, src: _scatter(b, x, dim, at, src, 
 
 
 def _combined(
-    b: GraphBuilder,
-    x: Value,
-    over: Sequence[Sym],
-    place: Callable[[Index], Place],
-    value: At,
-    reduce: str,
-    include_self: bool,
+    b: GraphBuilder, x: Value, w: Writes, reduce: str, include_self: bool = True
 ) -> Value:
     """x combined with values, or only the values where there are any (`include_self` false)."""
+    over, place, _ = w
     if ZERO in over:  # an empty index may have any rank
         return b.map(x.at)
     mode = MODES[reduce]
@@ -127,7 +118,7 @@ def _combined(
     if not include_self:
         none = ops.neutral(mode, x.dtype)
         start = b.scatter("set", x, over, lambda i: (*place(i), none), name=f"{x.name}_start")
-    total = update(b, mode, start, over, place, value, once=True)
+    total = update(b, mode, start, w, once=True)
     if reduce != "mean":
         return total
     own = const(1 if include_self else 0, I64)
@@ -145,19 +136,12 @@ def _combined(
 
 @lowering("scatter_reduce.two")
 def scatter_reduce(
-    b: GraphBuilder,
-    x: Value,
-    dim: int,
-    index: Value,
-    src: Value,
-    reduce: str,
-    *,
-    include_self: bool = True,
+    b: GraphBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, **own: bool
 ) -> Value:
     """out[.., index[i], ..] combined with src[i] by sum, prod, mean, amax or amin."""
     place = _along(x, dim, index)
     value = in_scalar(x, index, lambda i: src.at(i[: src.rank]), fault="assert_in_bounds")
-    return _combined(b, x, index.shape, place, value, reduce, include_self)
+    return _combined(b, x, (index.shape, place, value), reduce, **own)
 
 
 def _put_masked(
@@ -209,15 +193,13 @@ def index_put(
     if accumulate and (found := gathered(b, x, given, values)) is not None:
         return found
     mode: UpdateMode = "add" if accumulate else "set"
-    return update(
-        b, mode, x, over, lambda i: at_positions(x, given, i),
-        lambda i: values.at(broadcast(values, i)),
-    )  # fmt: skip
+    place = lambda i: at_positions(x, given, i)
+    return update(b, mode, x, (over, place, lambda i: values.at(broadcast(values, i))))
 
 
 def _slices(
     x: Value, dim: int, index: Value, value: At, wraps: bool = False, fault: str = "assert_in_range"
-) -> tuple[tuple[Sym, ...], Callable[[Index], Place], At]:
+) -> Writes:
     """The loop over slices of x along a dimension, at a list of positions; returns place and value.
 
     The slice of a scalar is the scalar itself; the value checks the positions.
@@ -247,36 +229,29 @@ def index_add(
     is_scatter = alpha == 1 and index.dtype is I64 and x.rank > 1 and d in (0, x.rank - 1)
     fault = "assert_in_bounds" if is_scatter else "assert_in_range"
     slices = _slices(x, dim, index, value, fault=fault)
-    return update(b, "add", x, *slices, once=is_scatter)
+    return update(b, "add", x, slices, once=is_scatter)
 
 
 @lowering("index_copy", any_dtype=True)
 def index_copy(b: GraphBuilder, x: Value, dim: int, index: Value, source: Value) -> Value:
     """Slices of x replaced by slices of source."""
-    return update(b, "set", x, *_slices(x, dim, index, lambda i: source.at(i[: source.rank])))
+    return update(b, "set", x, _slices(x, dim, index, lambda i: source.at(i[: source.rank])))
 
 
 @lowering("index_fill")
 def index_fill(b: GraphBuilder, x: Value, dim: int, index: Value, value: Operand) -> Value:
     """Slices of x filled with a value; negative positions count from the end."""
     slices = _slices(x, dim, index, lambda i: exact(value, i, x.dtype), wraps=True)
-    return update(b, "set", x, *slices)
+    return update(b, "set", x, slices)
 
 
 @lowering("index_reduce")
 def index_reduce(
-    b: GraphBuilder,
-    x: Value,
-    dim: int,
-    index: Value,
-    source: Value,
-    reduce: str,
-    *,
-    include_self: bool = True,
+    b: GraphBuilder, x: Value, dim: int, index: Value, source: Value, reduce: str, **own: bool
 ) -> Value:
     """Slices of x combined with slices of source by prod, mean, amax or amin."""
     slices = _slices(x, dim, index, lambda i: source.at(i[: source.rank]))
-    return _combined(b, x, *slices, reduce, include_self)
+    return _combined(b, x, slices, reduce, **own)
 
 
 @lowering("put", any_dtype=True)
@@ -292,7 +267,7 @@ def put(b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool
         return source.at(unflatten(flatten(i, index.shape), source.shape))
 
     made = in_scalar(x, index, value, wraps=True)
-    return update(b, "add" if accumulate else "set", x, index.shape, place, made)
+    return update(b, "add" if accumulate else "set", x, (index.shape, place, made))
 
 
 @lowering("masked_scatter", any_dtype=True)
