@@ -29,16 +29,9 @@ def _windows(
 
 
 @lowering("im2col")
-def im2col(
-    b: GraphBuilder,
-    x: Value,
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> Value:
+def im2col(b: GraphBuilder, x: Value, *window: Sequence[int]) -> Value:
     """out[.., (c, a), o] = x[.., c, o stride - padding + a dilation], 0 outside."""
-    w = _windows(x.shape[-2:], kernel_size, dilation, padding, stride)
+    w = _windows(x.shape[-2:], *window)
     lead = x.shape[:-2]
 
     def tap(i: Index) -> Expr:
@@ -52,16 +45,10 @@ def im2col(
 
 @lowering("col2im")
 def col2im(
-    b: GraphBuilder,
-    x: Value,
-    output_size: Sequence[Sym | int],
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
+    b: GraphBuilder, x: Value, output_size: Sequence[Sym | int], *window: Sequence[int]
 ) -> Value:
     """The adjoint of `im2col`: sums the entries that come from each element."""
-    w = _windows(output_size, kernel_size, dilation, padding, stride)
+    w = _windows(output_size, *window)
     if ZERO in x.shape:
         return b.map(lambda i: const(0, x.dtype))
     if w.area > WRITTEN_OUT and w.stride != w.kernel:
