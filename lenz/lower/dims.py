@@ -85,6 +85,11 @@ def count(sizes: Sequence[Sym], dtype: DType) -> Expr:
     return const(n.value, dtype) if isinstance(n, Int) else index(n, dtype)
 
 
+def sum_rows(b: GraphBuilder, s: Split, fn: At, dtype: DType, name: str) -> Value:
+    """The sum of each row of fn(full index), as an intermediate of this type."""
+    return reduce_over(b, "sum", s, False, fn, None, b.temp(s.rows, dtype), name)
+
+
 def reduce_over(
     b: GraphBuilder,
     kind: ReduceKind,

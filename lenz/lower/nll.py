@@ -9,7 +9,7 @@ from lenz import ops
 from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const, index
 from lenz.lower.builder import GraphBuilder, Index, Value
-from lenz.lower.dims import cut, reduce_over
+from lenz.lower.dims import cut, reduce_over, sum_rows
 from lenz.lower.index import computed
 from lenz.lower.loss import MEAN, NONE
 from lenz.lower.registry import lowering
@@ -58,9 +58,9 @@ def nll_loss_forward(
     def counted(i: Index) -> Expr:
         return ops.where(kept(i), weight_at(i), 0)
 
-    total = reduce_over(b, "sum", s, False, counted, type=b.temp((), acc), name="weight")
+    total = sum_rows(b, s, counted, acc, "weight")
     if reduction == MEAN:
-        loss_sum = reduce_over(b, "sum", s, False, loss, type=b.temp((), acc), name="loss_sum")
+        loss_sum = sum_rows(b, s, loss, acc, "loss_sum")
         out = b.map(lambda i: loss_sum.at(()) / total.at(()))
     else:
         out = reduce_over(b, "sum", s, False, loss)

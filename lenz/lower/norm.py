@@ -21,7 +21,7 @@ from lenz.ir.dtype import F64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import count, cut, reduce_over
+from lenz.lower.dims import count, cut, reduce_over, sum_rows
 from lenz.lower.moments import Sets, moments
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
@@ -170,12 +170,9 @@ def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
         types = mean_type, mean_type
         mean, squares = moments(b, sets, types, lambda a: a, "squares")
         return ChannelStatistics(mean, squares.at, s.over)
-    n = count(s.over, F64)
-    wide = b.temp(s.rows, F64)
-
-    at = reader(x, F64)
-    total = reduce_over(b, "sum", s, False, at, None, wide, "total")
-    total_sq = reduce_over(b, "sum", s, False, lambda i: ops.square(at(i)), None, wide, "total_sq")
+    n, at = count(s.over, F64), reader(x, F64)
+    total = sum_rows(b, s, at, F64, "total")
+    total_sq = sum_rows(b, s, lambda i: ops.square(at(i)), F64, "total_sq")
     mean = b.map(lambda i: total.at(i) / n, mean_type, "mean")
 
     def rest(i: Index) -> Expr:

@@ -16,7 +16,7 @@ from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, count, cut, reduce_over
+from lenz.lower.dims import Split, count, cut, reduce_over, sum_rows
 from lenz.lower.norm import Groups, group_of, invstd_of, scaled
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
@@ -26,14 +26,9 @@ def row_gradient(
     b: GraphBuilder, s: Split, h: At, xhat: At, rstd: At, acc: DType, centred: bool
 ) -> Value:
     """dx of a norm over the reduced dimensions of `s`; result 0 of the node."""
-    rows = b.temp(s.rows, acc)
     n = count(s.over, acc)
-
-    def total(at: At, name: str) -> Value:
-        return reduce_over(b, "sum", s, False, at, None, rows, name)
-
-    first = total(h, "sum_h") if centred else None
-    second = total(lambda i: h(i) * xhat(i), "sum_hx")
+    first = sum_rows(b, s, h, acc, "sum_h") if centred else None
+    second = sum_rows(b, s, lambda i: h(i) * xhat(i), acc, "sum_hx")
 
     def dx(i: Index) -> Expr:
         row = s.row(i)

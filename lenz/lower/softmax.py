@@ -15,19 +15,15 @@ from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr
 from lenz.lower.builder import At, GraphBuilder, Index, Value
-from lenz.lower.dims import Split, cut, reduce_over
+from lenz.lower.dims import Split, cut, reduce_over, sum_rows
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
 
 
 def exp_sum(b: GraphBuilder, x: Value, s: Split, acc: DType) -> tuple[Value, Value]:
     """The maximum m of each row and sum(exp(x - m)), both in the compute type."""
-    rows = b.temp(s.rows, acc)
-    top = reduce_over(b, "max", s, False, reader(x, acc), None, rows, "max")
-    total = reduce_over(
-        b, "sum", s, False, lambda i: ops.exp(shifted(x, top, s, i)), None, rows, "sum"
-    )
-    return top, total
+    top = reduce_over(b, "max", s, False, reader(x, acc), None, b.temp(s.rows, acc), "max")
+    return top, sum_rows(b, s, lambda i: ops.exp(shifted(x, top, s, i)), acc, "sum")
 
 
 def shifted(x: Value, top: Value, s: Split, i: Index) -> Expr:
@@ -70,10 +66,7 @@ def softmax_backward(
     s, acc = cut(y.shape, dim), compute_dtype(y.dtype)
     dy = reader(grad, acc)
 
-    def product(i: Index) -> Expr:
-        return dy(i) * y.compute(i)
-
-    inner = reduce_over(b, "sum", s, False, product, type=b.temp(s.rows, acc), name="sum")
+    inner = sum_rows(b, s, lambda i: dy(i) * y.compute(i), acc, "sum")
     return b.map(lambda i: y.compute(i) * (dy(i) - inner.at(s.row(i))))
 
 
@@ -84,5 +77,5 @@ def log_softmax_backward(
     """dx = dy - exp(y) * sum(dy)."""
     s, acc = cut(y.shape, dim), compute_dtype(y.dtype)
     dy = reader(grad, acc)
-    total = reduce_over(b, "sum", s, False, dy, type=b.temp(s.rows, acc), name="sum")
+    total = sum_rows(b, s, dy, acc, "sum")
     return b.map(lambda i: dy(i) - ops.exp(y.compute(i)) * total.at(s.row(i)))
