@@ -132,12 +132,11 @@ class GraphBuilder:
         type = self.result if type is None else type
         axes = axes_for(type.shape)
         body = round_to(fn(_vars(axes)), type.dtype)
-        out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
+        out = _out(self, type, name)
         node = ir.Pointwise(out, axes, body)
-        self.nodes.append(node)
         if body.op is LOAD and not body.args:
             self._copies[out.name] = node
-        return Value(out)
+        return _added(self, node)
 
     def reduce(
         self,
@@ -160,9 +159,7 @@ class GraphBuilder:
         done = round_to(acc if finish is None else finish(acc), type.dtype)
         if loads_of(done):
             raise InternalError(f"the finish of {self._hint} reads a buffer: that is a map's work")
-        out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
-        self.nodes.append(ir.Reduction(out, axes, raxes, kind, body, done))
-        return Value(out)
+        return _added(self, ir.Reduction(_out(self, type, name), axes, raxes, kind, body, done))
 
     def scan(
         self,
@@ -180,9 +177,7 @@ class GraphBuilder:
         axes = axes_for(type.shape)
         body = fn(_vars(axes))
         done = round_to(ref("acc", body.dtype), type.dtype)
-        out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
-        self.nodes.append(ir.Scan(out, axes, dim, kind, body, done))
-        return Value(out)
+        return _added(self, ir.Scan(_out(self, type, name), axes, dim, kind, body, done))
 
     def sort(self, dim: int, size: Sym, fn: At, type: TensorType) -> Value:
         """out[.., s, ..] = the s-th smallest of fn(index) over `size` indices in dimension `dim`.
@@ -191,9 +186,8 @@ class GraphBuilder:
         """
         shape = [size if d == dim else s for d, s in enumerate(type.shape)]
         axes = axes_for(shape)
-        out = self.define(f"{self._hint}_keys", replace(type, layout=_at_zero(type.layout)))
-        self.nodes.append(ir.Sort(out, axes, dim, fn(_vars(axes))))
-        return Value(out)
+        out = _out(self, type, f"{self._hint}_keys")
+        return _added(self, ir.Sort(out, axes, dim, fn(_vars(axes))))
 
     def scatter(
         self,
@@ -213,10 +207,8 @@ class GraphBuilder:
         axes = axes_for(over)
         where, positions, value = fn(_vars(axes))
         where, positions = canonical_bound(where, positions)
-        out = self.define(name or self._hint, replace(type, layout=_at_zero(type.layout)))
-        value = round_to(value, type.dtype)
-        self.nodes.append(ir.Scatter(out, base.name, axes, where, positions, value, mode))
-        return Value(out)
+        parts = axes, where, positions, round_to(value, type.dtype), mode
+        return _added(self, ir.Scatter(_out(self, type, name), base.name, *parts))
 
     def view(
         self,
@@ -236,8 +228,7 @@ class GraphBuilder:
         told = zip(layout.stride, type.layout.stride, type.shape, strict=True)
         stride = tuple(t if n is ONE or ZERO in type.shape else s for s, t, n in told)
         out = self.define(self._hint, replace(type, layout=replace(layout, stride=stride)))
-        self.nodes.append(ir.View(out, x.name, axes, where, detached))
-        return Value(out)
+        return _added(self, ir.View(out, x.name, axes, where, detached))
 
     def extern(
         self,
@@ -283,8 +274,16 @@ def _vars(axes: tuple[Axis, ...]) -> Index:
     return tuple(a.var for a in axes)
 
 
-def _at_zero(layout: Layout) -> Layout:
-    return layout if layout.offset is ZERO else replace(layout, offset=ZERO)
+def _out(b: GraphBuilder, type: TensorType, name: str | None) -> Buffer:
+    """The buffer of a loop's result, which starts where its memory starts."""
+    layout = type.layout if type.layout.offset is ZERO else replace(type.layout, offset=ZERO)
+    return b.define(name or b._hint, replace(type, layout=layout))
+
+
+def _added(b: GraphBuilder, node: ir.Loop | ir.View) -> Value:
+    """Append a node; returns its result."""
+    b.nodes.append(node)
+    return Value(node.out)
 
 
 def round_to(e: Expr, dtype: DType) -> Expr:
