@@ -237,22 +237,19 @@ class GraphBuilder:
         kwargs: tuple[tuple[str, ir.Atom], ...] = (),
         *,
         outs: tuple[TensorType | Sym | None, ...] | None = None,
-        single: bool = True,
-        mutates: tuple[str, ...] = (),
-        aliases: tuple[tuple[int, str], ...] = (),
         reason: str = "library",
-        holds: bool = False,
-        waits: tuple[str, ...] = (),
-        draws: ir.Draws = "",
-        refuses: bool = False,
+        **facts: Any,
     ) -> tuple[Value | Sym | None, ...]:
-        """Call the eager op; returns one Value (or Sym, or None) per result."""
+        """Call the eager op; returns one Value (or Sym, or None) per result.
+
+        `facts` are the other fields of an `Extern`.
+        """
         declared: tuple[TensorType | Sym | None, ...] = self.results if outs is None else outs
         made = tuple(
             self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
         )
-        told = single, mutates, aliases, reason, holds, waits, draws, refuses, self._origin
-        self.nodes.append(ir.Extern(made, op, args, kwargs, *told))
+        facts |= {"reason": reason, "origin": self._origin}
+        self.nodes.append(ir.Extern(made, op, args, kwargs, **facts))
         return tuple(Value(o) if isinstance(o, Buffer) else o for o in made)
 
     def mutate(self, target: Value, value: Value) -> None:
