@@ -16,7 +16,7 @@ from importlib.resources import files
 
 from lenz.machines import Library, host
 from lenz.runtime.native import addresses
-from lenz.runtime.store import Store
+from lenz.runtime.store import Store, cached
 from lenz.runtime.threads import in_thread
 
 DEFINED = re.compile(r"^define (\S+) @(\w+)\(([^)]*)\)", re.MULTILINE)
@@ -93,9 +93,4 @@ def _object(text: str, level: int, store: Store | None) -> bytes:
     target = host().target()
     parts = (target.triple, target.cpu, target.features, target.version, str(level), text)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    kept = store.get("plan", key) if store is not None else None
-    if kept is None:
-        kept = host().compile(text, None, level)
-        if store is not None:
-            store.put("plan", key, kept)
-    return kept
+    return cached(store, "plan", key, lambda: host().compile(text, None, level))

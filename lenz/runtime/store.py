@@ -17,6 +17,7 @@ import stat
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import cache
 
@@ -164,6 +165,16 @@ def store_at(
 ) -> Store:
     """Return this process's only store for `root`, so that each folder warns at most once."""
     return Store(root, limit=limit, remote=None if url is None else remote_at(url, secret))
+
+
+def cached(store: Store | None, kind: str, key: str, make: Callable[[], bytes]) -> bytes:
+    """The data of an entry, from the store or made and stored."""
+    data = None if store is None else store.get(kind, key)
+    if data is None:
+        data = make()
+        if store is not None:
+            store.put(kind, key, data)
+    return data
 
 
 def store_in(options: Options) -> Store | None:

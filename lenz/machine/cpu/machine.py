@@ -13,7 +13,7 @@ from lenz.machine.cpu.llvm.module import emit_module
 from lenz.machine.cpu.loader import LOADER
 from lenz.machine.cpu.schedule import forms, loss
 from lenz.machines import Code, Machine, register
-from lenz.runtime.store import store_in
+from lenz.runtime.store import cached, store_in
 from lenz.runtime.threads import in_thread
 
 
@@ -22,17 +22,8 @@ def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[],
     store, trace = store_in(cx.options), cx.trace
     text = emit_module(kernels, cx.target)
     key = hashlib.sha256(f"{cx.target.key()}\n{text}".encode()).hexdigest()
-
-    def compiled() -> bytes:
-        obj = store.get(LOADER.kind, key) if store is not None else None
-        if obj is None:
-            obj = compile_module(text, cx.target)
-            if store is not None:
-                store.put(LOADER.kind, key, obj)
-        return obj
-
     trace.kernels(0, len(kernels))  # LLVM takes them at once
-    obj_of = in_thread(compiled)
+    obj_of = in_thread(cached, store, LOADER.kind, key, lambda: compile_module(text, cx.target))
 
     def finish() -> Code:
         with trace.stage("llvm"):
