@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lenz.frontend.values import widened
+
 aten = torch.ops.aten
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _with_bias(gates: Tensor, bias: Tensor | None) -> Tensor:
-    return _wide(gates) if bias is None else _wide(gates) + _wide(bias)
+    return widened(gates) if bias is None else widened(gates) + widened(bias)
 
 
 def lstm_cell(
@@ -31,7 +29,7 @@ def lstm_cell(
     gates = (_with_bias(x, x_bias) + _with_bias(h, h_bias)).chunk(4, 1)
     i, f, o = (gates[k].sigmoid() for k in (0, 1, 3))
     g = gates[2].tanh()
-    cy = f * _wide(cx) + i * g
+    cy = f * widened(cx) + i * g
     hy = o * cy.tanh()
     return hy.to(cx.dtype), cy.to(cx.dtype), torch.cat([i, f, g, o], 1).to(x.dtype)
 
@@ -42,16 +40,16 @@ def lstm_cell_backward(
     """Gradients of the gates (both kinds have the same), of the old cell, and of a bias."""
     if grad_hy is None and grad_cy is None:
         return None, None, None
-    i, f, g, o = _wide(work).chunk(4, 1)
-    bend = _wide(cy).tanh()
-    dc = torch.zeros_like(i) if grad_cy is None else _wide(grad_cy)
+    i, f, g, o = widened(work).chunk(4, 1)
+    bend = widened(cy).tanh()
+    dc = torch.zeros_like(i) if grad_cy is None else widened(grad_cy)
     do = torch.zeros_like(i)
     if grad_hy is not None:
-        do = _wide(grad_hy) * bend
-        dc = _wide(grad_hy) * o * (1 - bend * bend) + dc
+        do = widened(grad_hy) * bend
+        dc = widened(grad_hy) * o * (1 - bend * bend) + dc
     slopes = [
         dc * g * (1 - i) * i,
-        dc * _wide(cx) * (1 - f) * f,
+        dc * widened(cx) * (1 - f) * f,
         dc * i * (1 - g * g),
         do * (1 - o) * o,
     ]
@@ -67,14 +65,14 @@ def gru_cell(
     hr, hz, hn = _with_bias(h, h_bias).chunk(3, 1)
     r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
     n = (xn + r * hn).tanh()
-    hy = n + z * (_wide(hx) - n)
-    return hy.to(hx.dtype), torch.cat([r, z, n, _wide(hx), hn], 1).to(x.dtype)
+    hy = n + z * (widened(hx) - n)
+    return hy.to(hx.dtype), torch.cat([r, z, n, widened(hx), hn], 1).to(x.dtype)
 
 
 def gru_cell_backward(grad: Tensor, work: Tensor, bias: bool) -> tuple[Tensor | None, ...]:
     """Gradients of the gates of input and of state, of the old state, and of both biases."""
-    r, z, n, hx, hn = _wide(work).chunk(5, 1)
-    dy = _wide(grad)
+    r, z, n, hx, hn = widened(work).chunk(5, 1)
+    dy = widened(grad)
     dz = dy * (hx - n) * (1 - z) * z
     dn = dy * (1 - z) * (1 - n * n)
     dr = dn * hn * (1 - r) * r

@@ -16,14 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lenz.frontend.values import is_same_size
+from lenz.frontend.values import is_same_size, widened
 
 aten = torch.ops.aten
 MEAN, MAX = 1, 2  # modes of bags
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _bags(offsets: Tensor, count: Any) -> Tensor:
@@ -56,7 +52,7 @@ def embedding_bag_backward(
         dy = torch.where((sizes > 0).unsqueeze(1), grad, 0.0)
         return table.scatter_add(0, maxima.long(), dy)
     owners = _owners(grad, offsets, bags, indices.shape[0])
-    dy = _wide(grad).index_select(0, owners)
+    dy = widened(grad).index_select(0, owners)
     if weights is not None:
         dy = dy * weights.unsqueeze(1)
     if mode == MEAN:
@@ -72,7 +68,7 @@ def bag_weights_backward(
 ) -> Any:  # fmt: skip
     """For each index, the dot product of its row with the gradient of its bag."""
     owners = _owners(grad, offsets, bags, indices.shape[0])
-    rows = _wide(grad).index_select(0, owners) * weight.index_select(0, indices)
+    rows = widened(grad).index_select(0, owners) * weight.index_select(0, indices)
     total = rows.sum(1).to(weight.dtype)
     return total if padding < 0 else torch.where(indices == padding, 0.0, total)
 
@@ -81,7 +77,7 @@ def _quantized(
     x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int
 ) -> tuple[Tensor, Tensor]:
     """(clamp(round(x / scale) + zero, low, high) - zero) scale, and a mask of unclamped ones."""
-    wide = _wide(x)
+    wide = widened(x)
     scale, zero = (v.expand_as(x).to(wide.dtype) for v in (scale, zero))
     q = (wide * scale.reciprocal()).round() + zero
     # No clamp: eager turns NaN into the lowest integer.
@@ -92,7 +88,7 @@ def _quantized(
 
 def per_tensor(x: Tensor, scale: float, zero: int, low: int, high: int) -> tuple[Tensor, Tensor]:
     """Fake quantization with one scale."""
-    a, b = [torch.full((), v, dtype=_wide(x).dtype, device=x.device) for v in (scale, zero)]
+    a, b = [torch.full((), v, dtype=widened(x).dtype, device=x.device) for v in (scale, zero)]
     return _quantized(x, a, b, low, high)
 
 
@@ -121,7 +117,7 @@ def weight_norm_backward(
     dv = g / |v| * (dw - v * s / |v|^2)        dg = s / |v|
     """
     over = [d for d in range(v.dim()) if d != dim % v.dim()]
-    dw, wide, norms = _wide(grad), _wide(v), _wide(norms)
+    dw, wide, norms = widened(grad), widened(v), widened(norms)
     s = (dw * wide).sum(over, keepdim=True) if over else dw * wide
     dv = g / norms * (dw - wide * (s / (norms * norms)))
     return dv.to(v.dtype), (s / norms).to(g.dtype)

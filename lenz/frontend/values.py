@@ -15,6 +15,11 @@ from torch.utils._pytree import tree_leaves
 HALVES = (torch.float16, torch.bfloat16)
 
 
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """Return half types as float32, in which lenz computes them; other types as they are."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 @contextmanager
 def unguarded(mode: FakeTensorMode) -> Iterator[None]:
     """Run calls on fake tensors as AOTAutograd does, but without guards on their sizes.
