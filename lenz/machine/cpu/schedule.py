@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lenz.context import Context
+from lenz.ir import kernel
 from lenz.ir.expr import Expr, cost_of, loads_of
 from lenz.ir.kernel import For, If, Reduce, Scan, Sort, Stmt, Store, TileConfig, exprs_of, walk
 from lenz.machine.cpu import vectors
@@ -77,9 +78,8 @@ def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
 
 def _grain(body: tuple[Stmt, ...], env: SymEnv) -> int:
     """The number of parallel iterations that make a task worth a thread."""
-    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
-        body = body[0].body
-    return max(1, round(NS_PER_TASK / max(_time(body, env), 0.01)))
+    _, inner = kernel.around(body, "parallel")
+    return max(1, round(NS_PER_TASK / max(_time(inner, env), 0.01)))
 
 
 def _time(body: tuple[Stmt, ...], env: SymEnv) -> float:
