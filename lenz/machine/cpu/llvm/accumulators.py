@@ -100,10 +100,8 @@ class Accumulator:
         scopes, source, dtype = w.scopes, self.stmt.value.dtype, self.dtypes[0]
         value = w.values.value(self.stmt.value)
         if source is not dtype:
-            b = scopes.builder(value.level, value.lanes, len(value.names))
             opcode = "half_to_f32" if source.is_half else "zext"
-            names = b.convert(opcode, dtype, source, value.names)
-            value = Value(names, value.level, value.lanes)
+            value = scopes.converted(value, opcode, dtype, source)
         return scopes.spread(value, dtype, self.lanes, scopes.copies)
 
     def finish(self, w: Writer) -> None:
@@ -128,10 +126,8 @@ class Accumulator:
         want = I64 if len(self.dtypes) > 1 else self.stmt.value.dtype
         if have is want:
             return value
-        b = w.scopes.builder(value.level, value.lanes, len(value.names))
         wider = "sext" if have.bits < want.bits else "trunc"
-        names = b.convert("f32_to_half" if want.is_half else wider, want, have, value.names)
-        return Value(names, value.level, value.lanes)
+        return w.scopes.converted(value, "f32_to_half" if want.is_half else wider, want, have)
 
     def element(self, w: Writer) -> Value:
         """The result at this point of the loops, if the accumulators are in an array."""

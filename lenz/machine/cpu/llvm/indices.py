@@ -81,9 +81,7 @@ class Indices:
         key = ("narrow", value.names)
         if found := self.scopes.memo.get(key):
             return found
-        b = self.scopes.builder(value.level, value.lanes, len(value.names))
-        names = b.convert("trunc", I32, I64, value.names)
-        return self.scopes.keep(key, Value(names, value.level, value.lanes))
+        return self.scopes.keep(key, self.scopes.converted(value, "trunc", I32, I64))
 
     def _vector(self, s: Sym, dtype: DType, bound: Bound) -> Value:
         if isinstance(s, Var) and s in bound:

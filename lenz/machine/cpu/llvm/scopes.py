@@ -83,6 +83,11 @@ class Scopes:
             self.spread(v, d, lanes, copies) for v, d in pairs
         ]
 
+    def converted(self, value: Value, opcode: str, to: DType, source: DType) -> Value:
+        """A value in another type."""
+        b = self.builder(value.level, value.lanes, len(value.names))
+        return Value(b.convert(opcode, to, source, value.names), value.level, value.lanes)
+
     def _splat(self, value: Value, element: str) -> Names:
         if value.names[0][0] != "%":
             return tuple([splat(element, n, self.width) for n in value.names])

@@ -78,19 +78,15 @@ class Values(Walk[Value]):
             value = self.indices.vector(s, source, bound)
         if dtype is source or dtype.name == "u64":
             return value
-        b = self.scopes.builder(value.level, value.lanes, len(value.names))
-        names = self.scopes.spread(value, source, value.lanes, len(value.names))
+        converted = self.scopes.converted
         if dtype is BOOL:
-            names = b.compare("icmp ne", source, names, 0)
-        elif dtype.is_half:
-            names = b.convert("f32_to_half", dtype, F32, b.convert("sitofp", F32, source, names))
-        elif dtype.is_float:
-            names = b.convert("sitofp", dtype, source, names)
-        elif dtype.bits < source.bits:
-            names = b.convert("trunc", dtype, source, names)
-        elif dtype.bits > source.bits:
-            names = b.convert("sext", dtype, source, names)
-        return Value(names, value.level, value.lanes)
+            b = self.scopes.builder(value.level, value.lanes, len(value.names))
+            return Value(b.compare("icmp ne", source, value.names, 0), value.level, value.lanes)
+        if dtype.is_half:
+            return converted(converted(value, "sitofp", F32, source), "f32_to_half", dtype, F32)
+        if dtype.is_float:
+            return converted(value, "sitofp", dtype, source)
+        return converted(value, "trunc" if dtype.bits < source.bits else "sext", dtype, source)
 
     def _load(self, e: Expr, mask: Mask) -> Value:
         buffer, (offset,), dtype = e.attrs
