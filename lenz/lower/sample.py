@@ -37,15 +37,11 @@ class Neighbour:
     weight: Expr
 
 
-def _c(value: float, like: Expr) -> Expr:
-    return const(value, like.dtype)
-
-
 def cubic(t: Expr) -> list[Expr]:
     """Weights of the four neighbours of a point, t past the second one."""
 
     def poly(coefficients: Sequence[float], x: Expr) -> Expr:
-        total = _c(coefficients[0], x)
+        total = const(coefficients[0], x.dtype)
         for k in coefficients[1:]:
             total = total * x + k
         return total
@@ -68,12 +64,12 @@ class Sampler:
 
     def padded(self, c: Expr, d: int) -> Expr:
         """A coordinate mapped into the image."""
-        zero = _c(0.0, c)
+        zero = const(0.0, c.dtype)
         if self.padding == ZEROS:
             return c
         last = index(self.sizes[d] - 1, c.dtype)
         if self.padding == REFLECTION:
-            low = zero if self.align else _c(-0.5, c)
+            low = zero if self.align else const(-0.5, c.dtype)
             span = last if self.align else index(self.sizes[d], c.dtype)
             moved = abs(c - low)
             flips = ops.floor(moved / span)
@@ -87,7 +83,7 @@ class Sampler:
 
     def taps(self, g: Expr, d: int) -> list[Neighbour]:
         """The neighbours of a point along a dimension, at g in -1 .. 1."""
-        one, n = _c(1.0, g), index(self.sizes[d], g.dtype)
+        one, n = const(1.0, g.dtype), index(self.sizes[d], g.dtype)
         c = (g + 1.0) * 0.5 * (n - 1.0) if self.align else ((g + 1.0) * n - 1.0) * 0.5
         if self.mode == CUBIC:
             first = ops.floor(c)
@@ -116,8 +112,8 @@ class Sampler:
         inside = reduce(ops.and_, [t.inside for t in point])
         weight = reduce(ops.mul, [t.weight for t in point])
         if self.mode == CUBIC:
-            return weight * masked(inside, e, _c(0.0, e))
-        return masked(inside, weight * e, _c(0.0, e))
+            return weight * masked(inside, e, const(0.0, e.dtype))
+        return masked(inside, weight * e, const(0.0, e.dtype))
 
 
 @lowering("grid_sampler_2d", "grid_sampler_3d")

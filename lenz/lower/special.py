@@ -93,14 +93,10 @@ AI_END = 0.53033008589  # 1/z of x = 2
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
-def _c(value: float, like: Expr) -> Expr:
-    return const(value, like.dtype)
-
-
 def series(table: Sequence[float], x: Expr, low: float, high: float) -> Expr:
     """sum of table[k] T_k(t) by Clenshaw's recurrence; t maps x in [low, high] to [-1, 1]."""
     t = ops.fma(x, 2 / (high - low), -(high + low) / (high - low))
-    twice, last, before = t + t, _c(0.0, x), _c(0.0, x)
+    twice, last, before = t + t, const(0.0, x.dtype), const(0.0, x.dtype)
     for k in reversed(table[1:]):
         last, before = ops.fma(twice, last, k - before), last
     return ops.fma(t, last, table[0] - before)
@@ -141,7 +137,7 @@ def digamma(x: Expr) -> Expr:
     y = ops.where(below, 1.0 - x, x)
     w = y + float(steps)
     square = ops.reciprocal(ops.square(w))
-    tail = _c(0.0, x)
+    tail = const(0.0, x.dtype)
     for k in reversed(range(terms)):
         tail = square * (tail + BERNOULLI[k] / (2 * k + 2))
     found = ops.log(w) - 0.5 / w - tail
@@ -179,7 +175,7 @@ def polygamma(x: Expr, n: int) -> Expr:
         slope = [k * a for k, a in enumerate(p)][1:]
         p = [-a - b for a, b in zip([*slope, 0.0, 0.0], [0.0, 0.0, *slope], strict=True)]
     cot, pole = _cotangent(x)
-    bent = _c(p[-1], x)
+    bent = const(p[-1], x.dtype)
     for a in reversed(p[:-1]):
         bent = bent * cot + a
     mirrored = found * -sign - bent * math.pi ** (n + 1)
@@ -377,7 +373,7 @@ def ndtri(p: Expr) -> Expr:
 
 def spherical_j0(x: Expr) -> Expr:
     """sin(x) / x; below 1/2 by its series up to x^8 / 9! (DLMF 10.49)."""
-    square, low = ops.square(x), _c(0.0, x)
+    square, low = ops.square(x), const(0.0, x.dtype)
     for k in (4, 3, 2, 1, 0):
         low = ops.fma(low, square, (-1) ** k / math.factorial(2 * k + 1))
     far = ops.where(ops.isinf(x), 0.0, ops.sin(x) / x)
@@ -410,7 +406,7 @@ def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr
 
     def polynomial(x: Expr, n: Expr, f: Expr) -> Expr:
         twice = x + x
-        low, high = _c(0.0, x), _c(1.0, x)
+        low, high = const(0.0, x.dtype), const(1.0, x.dtype)
         for bit in reversed(range(BITS)):
             before = twice * low - high
             even = low * (high - before)
@@ -449,11 +445,11 @@ def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr
 def _count(x: Expr, n: Expr, above: bool) -> Expr:
     """2 n + 1 at x = 1 (`above`) or at x = -1, and 1 at the other end."""
     long = ops.fma(n, 2.0, 1.0)
-    at_one = x > 0.0
-    return ops.where(at_one, *((long, _c(1.0, n)) if above else (_c(1.0, n), long)))
+    at_one, one = x > 0.0, const(1.0, n.dtype)
+    return ops.where(at_one, *((long, one) if above else (one, long)))
 
 
-_chebyshev("t", 1.0, 0.0, lambda x, n: _c(1.0, x))
+_chebyshev("t", 1.0, 0.0, lambda x, n: const(1.0, x.dtype))
 _chebyshev("u", 2.0, 0.0, lambda x, n: n + 1.0)
 _chebyshev("v", 2.0, -1.0, lambda x, n: _count(x, n, False))
 _chebyshev("w", 2.0, 1.0, lambda x, n: _count(x, n, True))
