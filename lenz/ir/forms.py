@@ -119,10 +119,6 @@ def _args_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
 # Loops and their bodies.
 
 
-def _axes(axes: tuple[Axis, ...], s: Scope) -> str:
-    return ", ".join([text.show_axis(a) for a in axes])
-
-
 def _axes_of(c: Cursor, s: Scope) -> tuple[Axis, ...]:
     axes = tuple(lexer.items_of(c, lambda: text.axis_of(c, s), ")", "|"))
     s.vars.update((a.name, a.var) for a in axes)
@@ -388,7 +384,7 @@ KINDS: Mapping[str, Kind] = {
     "sym": _SYM,
     "index": _SYM,
     "size": Kind(lambda v, s: str(v.name), text.var_of, "NAME"),
-    "axes": Kind(_axes, _axes_of, "axis,*"),
+    "axes": Kind(lambda v, s: ", ".join([text.show_axis(a) for a in v]), _axes_of, "axis,*"),
     "along": Kind(_along, _along_of, "NAME", whole=True),
     "loop": Kind(lambda v, s: text.show_axis(v, " in "), _loop_of, 'NAME ["as" range] "in" extent'),
     "loop_var": Kind(lambda v, s: str(v.name), _loop_var, "NAME"),
