@@ -66,8 +66,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
+from torch.fx import Node
 
 # Ops are written without "aten." and ".default". A name without an overload means all overloads
 # without their own entry. An encoder layer in evaluation is as fast as our kernels between matrix
@@ -206,6 +208,12 @@ def trait(op: object, name: str) -> str | None:
 def is_random(op: object) -> bool:
     """Say whether an op of torch may draw random numbers, by torch's tag."""
     return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+
+
+def arguments(n: Node) -> Iterator[tuple[Any, Any]]:
+    """The formal arguments of an op of torch, each with what a call gives for it."""
+    for k, a in enumerate(n.target._schema.arguments):  # type: ignore[union-attr]  # an op
+        yield a, n.args[k] if k < len(n.args) else n.kwargs.get(a.name, a.default_value)
 
 
 def has(op: object, name: str) -> bool:

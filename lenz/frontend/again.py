@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.frontend.restride import corrected
 from lenz.frontend.values import HALVES, are_same, unguarded
-from lenz.traits import has
+from lenz.traits import arguments, has
 
 aten = torch.ops.aten
 NORMED = 1 << 18  # bytes; less is not worth a kernel
@@ -75,10 +75,7 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
     The gradient of the norm reads x and the statistics anyway. So the backward half can recompute
     y, and values made from it such as the argument of an activation, and y is not saved.
     """
-    given: dict[str, Any] = {
-        a.name: v
-        for a, v in zip(n.target._schema.arguments, n.args, strict=False)  # type: ignore[union-attr]  # an op
-    }
+    given = {a.name: v for a, v in arguments(n)}
     x, parts = given["input"], {u.args[1]: u for u in n.users}
     y, mean, rstd = (parts.get(k) for k in range(3))
     if y is None or graph.output_node() in y.users or backward.isdisjoint(x.users):

@@ -20,7 +20,7 @@ from lenz.frontend.calls import storages
 from lenz.frontend.collectives import is_collective
 from lenz.frontend.values import is_same_layout
 from lenz.records import dataclass
-from lenz.traits import has, is_random
+from lenz.traits import arguments, has, is_random
 
 aten = torch.ops.aten
 
@@ -69,13 +69,8 @@ def written_by(node: Node) -> tuple[Node, ...]:
     if isinstance(target, torch._ops.OpOverload):
         if not target._schema.is_mutable:
             return ()
-        found: list[Node] = []
-        for i, a in enumerate(target._schema.arguments):
-            if a.alias_info is None or not a.alias_info.is_write:
-                continue
-            given = node.args[i] if i < len(node.args) else node.kwargs.get(a.name)
-            found += [n for n in _pytree.tree_leaves(given) if isinstance(n, Node)]
-        return tuple(found)
+        written = [given for a, given in arguments(node) if a.alias_info and a.alias_info.is_write]
+        return tuple(n for n in _pytree.tree_leaves(written) if isinstance(n, Node))
     if isinstance(target, torch._ops.HigherOrderOperator) and "mutation" in str(target):
         return tuple(node.all_input_nodes)
     return ()

@@ -13,7 +13,7 @@ from lenz.ir.graph import Atom, Draws, Extern, Named, Ref, View, atom_refs, held
 from lenz.ir.tensor import TensorType, contiguous
 from lenz.lower.builder import GraphBuilder, Value, maker
 from lenz.sym import ZERO, Sym, Var
-from lenz.traits import has, is_random
+from lenz.traits import arguments, has, is_random
 
 # Functions that the runtime evaluates, since conditions on sizes are data here.
 OWN = {"aten._assert_scalar.default": "lenz.assert_scalar"}
@@ -88,14 +88,10 @@ def drawn(n: FxNode) -> Draws:
 
     Attention without dropout draws nothing.
     """
-    op: Any = n.target
-    if not is_random(op):
-        return "numbers" if isinstance(op, torch._ops.HigherOrderOperator) else ""
-    for k, a in enumerate(op._schema.arguments):
-        if a.name == "dropout_p":
-            given = n.args[k] if k < len(n.args) else n.kwargs.get(a.name, a.default_value)
-            return "" if given == 0 else "numbers"
-    return "numbers"
+    if not is_random(n.target):
+        return "numbers" if isinstance(n.target, torch._ops.HigherOrderOperator) else ""
+    is_without = any(a.name == "dropout_p" and given == 0 for a, given in arguments(n))
+    return "" if is_without else "numbers"
 
 
 def is_object(val: Any) -> bool:
@@ -153,23 +149,22 @@ def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ..
         return (), tuple((i, a) for i in range(count) for a in given)
     if not isinstance(n.target, torch._ops.OpOverload):
         return (), ()
-    schema = n.target._schema
+    returns = n.target._schema.returns
     mutates: list[FxNode] = []
     aliases = [(k, a) for k, a in untold(n) if isinstance(a, FxNode)]
-    for position, formal in enumerate(schema.arguments):
+    for formal, actual in arguments(n):
         info = formal.alias_info
         if info is None:
             continue
-        actual = n.args[position] if position < len(n.args) else n.kwargs.get(formal.name)
         tensors = actual if isinstance(actual, (list, tuple)) else (actual,)
         for t in tensors:
             if not isinstance(t, FxNode):
                 continue
             if info.is_write:
                 mutates.append(t)
-            for i, r in enumerate(schema.returns):
+            for i, r in enumerate(returns):
                 if r.alias_info is not None and r.alias_info.before_set & info.before_set:
                     # One list in the schema stands for all its tensors.
-                    places = range(count) if len(schema.returns) == 1 else (i,)
+                    places = range(count) if len(returns) == 1 else (i,)
                     aliases.extend((k, t) for k in places)
     return tuple(mutates), tuple(aliases)
