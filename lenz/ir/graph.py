@@ -8,11 +8,12 @@ layout of a buffer maps them to memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.errors import InternalError
-from lenz.ir.dtype import I64, DType
+from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr, load, loads_of, replace_loads
 from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis, Buffer, axes_for
@@ -28,6 +29,22 @@ Draws = Literal["", "key", "numbers"]
 def acc_dtype(kind: str, body: DType) -> DType:
     """Accumulator type of a reduction or scan: i64 for a position, else the body's."""
     return I64 if kind in ("argmax", "argmin") else body
+
+
+def identity_of(kind: str, dtype: DType) -> float:
+    """The value that a reduction, scan or update starts from; for positions the compared value."""
+    if kind in ("sum", "add", "any"):
+        return 0
+    if kind in ("prod", "mul", "all"):
+        return 1
+    is_max = kind in ("max", "argmax", "logaddexp")
+    if dtype.is_float:
+        return -math.inf if is_max else math.inf
+    if dtype is BOOL:
+        return not is_max
+    signed = dtype.kind == "int"
+    low, high = -(1 << (dtype.bits - 1)) if signed else 0, (1 << (dtype.bits - signed)) - 1
+    return low if is_max else high
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from lenz.errors import InternalError
 from lenz.ir import op as _op
 from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
-from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode
+from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode, identity_of
 from lenz.ir.text_expr import show_expr
 from lenz.records import dataclass
 from lenz.sym import Sym, Var
@@ -178,28 +178,6 @@ def _raise_needed(
             if e.op.guarded:  # the caller's fault, raised like in compiled code
                 raise faults[e].error(what)
             raise InternalError(what, rule="in-bounds", line=show_expr(e))
-
-
-def identity_of(kind: ReduceKind, dtype: DType) -> Any:
-    """The value that a reduction starts from (for argmax and argmin: of the compared value)."""
-    match kind:
-        case "sum" | "any":
-            return 0
-        case "prod" | "all":
-            return 1
-        case "max" | "argmax":
-            return _extreme(dtype, low=True)
-        case "min" | "argmin":
-            return _extreme(dtype, low=False)
-
-
-def _extreme(dtype: DType, low: bool) -> Any:
-    if dtype.is_float:
-        return float("-inf") if low else float("inf")
-    if dtype.kind == "bool":
-        return not low
-    info = torch.iinfo(dtype.torch)
-    return info.min if low else info.max
 
 
 def reduce_last(kind: ReduceKind, x: torch.Tensor, dtype: DType) -> torch.Tensor:

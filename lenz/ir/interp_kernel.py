@@ -15,12 +15,12 @@ from lenz.errors import InternalError, UserError
 from lenz.ir import kernel
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, loads_of
+from lenz.ir.graph import identity_of
 from lenz.ir.interp_expr import (
     Fault,
     Value,
     arg_last,
     evaluate_exprs,
-    identity_of,
     reduce_last,
     scan_last,
     sym_value,

@@ -8,6 +8,7 @@ from functools import reduce
 
 from lenz.ir.dtype import BOOL, F64, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
+from lenz.ir.graph import identity_of
 from lenz.ops.arith import add, fma, maximum, minimum, mul
 from lenz.ops.cast import bitcast, cast
 from lenz.ops.compare import isinf, where
@@ -94,15 +95,4 @@ def combine(kind: str, x: Expr, y: Expr) -> Expr:
 
 def neutral(kind: str, dtype: DType) -> Expr:
     """The neutral element of this kind of reduction, scan or update."""
-    if kind in ("sum", "add", "any"):
-        return const(0, dtype)
-    if kind in ("prod", "mul", "all"):
-        return const(1, dtype)
-    is_max = kind in ("max", "argmax", "logaddexp")
-    if dtype.is_float:
-        return const(-math.inf if is_max else math.inf, dtype)
-    if dtype is BOOL:
-        return const(not is_max, dtype)
-    signed = dtype.kind == "int"
-    low, high = -(1 << (dtype.bits - 1)) if signed else 0, (1 << (dtype.bits - signed)) - 1
-    return const(low if is_max else high, dtype)
+    return const(identity_of(kind, dtype), dtype)
