@@ -83,17 +83,25 @@ def _round_text(dtype: DType, args: Types, xs: tuple[str, ...], _: Attrs) -> str
     return f"tl.where(tl.abs({xs[0]}) < {limit}, {signed}, {xs[0]})"
 
 
-ADD = Op(
-    "add",
-    2,
-    same(COMPARABLE),
-    reference.with_numpy(torch.add, np.add),
-    forms=on(
-        cpu=by_kind({"float": "fadd", "int": "add", "uint": "add", "bool": "or"}),
-        cuda=text_by_kind(float="{0} + {1}", int="{0} + {1}", uint="{0} + {1}", bool="{0} | {1}"),
-    ),
-    commutes=True,
-)
+def _arithmetic(name: str, sign: str, torch_form: Any, numpy_form: Any, **more: Any) -> Op:
+    """A sum or product of numbers; of bools it is logical."""
+    logical, joined = ("or", "|") if name == "add" else ("and", "&")
+    text = f"{{0}} {sign} {{1}}"
+    return Op(
+        name,
+        2,
+        same(COMPARABLE),
+        reference.with_numpy(torch_form, numpy_form),
+        forms=on(
+            cpu=by_kind({"float": f"f{name}", "int": name, "uint": name, "bool": logical}),
+            cuda=text_by_kind(float=text, int=text, uint=text, bool=f"{{0}} {joined} {{1}}"),
+        ),
+        commutes=True,
+        **more,
+    )
+
+
+ADD = _arithmetic("add", "+", torch.add, np.add)
 SUB = Op(
     "sub",
     2,
@@ -101,18 +109,7 @@ SUB = Op(
     reference.with_numpy(torch.sub, np.subtract),
     forms=on(cpu=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}), cuda="{0} - {1}"),
 )
-MUL = Op(
-    "mul",
-    2,
-    same(COMPARABLE),
-    reference.with_numpy(torch.mul, np.multiply),
-    forms=on(
-        cpu=by_kind({"float": "fmul", "int": "mul", "uint": "mul", "bool": "and"}),
-        cuda=text_by_kind(float="{0} * {1}", int="{0} * {1}", uint="{0} * {1}", bool="{0} & {1}"),
-    ),
-    aten=("mul", "multiply"),
-    commutes=True,
-)
+MUL = _arithmetic("mul", "*", torch.mul, np.multiply, aten=("mul", "multiply"))
 NEG = Op(
     "neg",
     1,
