@@ -48,21 +48,23 @@ NOT = Op(
 )
 
 
+def _shift(name: str, way: str, **more: Any) -> Op:
+    """A shift of integers to the left or right."""
+    shift = getattr(np, f"{way}_shift")
+
+    def guarded(x: Any, count: Any) -> Any:
+        ok = count < 8 * x.dtype.itemsize
+        return np.where(ok, shift(x, np.where(ok, count, 0).astype(x.dtype)), 0).astype(x.dtype)
+
+    eager = reference.with_numpy(getattr(torch, f"bitwise_{way}_shift"), guarded)
+    return Op(name, 2, same(INTS), eager, **more)
+
+
 # The plain shifts need 0 <= count < bits (LLVM gives poison otherwise); shift_left and shift_right
 # below handle other counts as torch does.
-SHL = Op(
-    "shl",
-    2,
-    same(INTS),
-    reference.with_numpy(torch.bitwise_left_shift, np.left_shift),
-    forms=on(cpu=by_kind({"int": "shl", "uint": "shl"}), cuda="{0} << {1}"),
-)
-SHR = Op(
-    "shr",
-    2,
-    same(INTS),
-    reference.with_numpy(torch.bitwise_right_shift, np.right_shift),
-    forms=on(cpu=by_kind({"int": "ashr", "uint": "lshr"}), cuda="{0} >> {1}"),
+SHL = _shift("shl", "left", forms=on(cpu=by_kind({"int": "shl", "uint": "shl"}), cuda="{0} << {1}"))
+SHR = _shift(
+    "shr", "right", forms=on(cpu=by_kind({"int": "ashr", "uint": "lshr"}), cuda="{0} >> {1}")
 )
 
 
@@ -85,28 +87,16 @@ def _expand_shift_right(x: Expr, count: Expr) -> Expr:
     return where(ok, apply(SHR, x, where(ok, count, 0)), 0)
 
 
-def _numpy_shift(shift: Any) -> Any:
-    def guarded(x: Any, count: Any) -> Any:
-        ok = count < 8 * x.dtype.itemsize
-        return np.where(ok, shift(x, np.where(ok, count, 0).astype(x.dtype)), 0).astype(x.dtype)
-
-    return guarded
-
-
-SHIFT_LEFT = Op(
+SHIFT_LEFT = _shift(
     "shift_left",
-    2,
-    same(INTS),
-    reference.with_numpy(torch.bitwise_left_shift, _numpy_shift(np.left_shift)),
+    "left",
     expand=_expand_shift_left,
     aten=("bitwise_left_shift", "__lshift__"),
     cost=4.0,
 )
-SHIFT_RIGHT = Op(
+SHIFT_RIGHT = _shift(
     "shift_right",
-    2,
-    same(INTS),
-    reference.with_numpy(torch.bitwise_right_shift, _numpy_shift(np.right_shift)),
+    "right",
     expand=_expand_shift_right,
     aten=("bitwise_right_shift", "__rshift__"),
     cost=4.0,
