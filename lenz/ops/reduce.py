@@ -62,14 +62,10 @@ def _log1p_exp(x: Expr) -> Expr:
     t = polynomial([1.0 / math.factorial(n) for n in range(14)], r) * power
     t = where(x < -708.0, 0.0, t)
     great = t > 0.41
-    s = where(great, t - 1.0, t) / (t + where(great, _f64(3.0), 2.0))
+    s = where(great, t - 1.0, t) / (t + where(great, const(3.0, F64), 2.0))
     square = s * s
     tail = square * polynomial([2.0 / (2 * n + 3) for n in range(10)], square)
-    return where(great, _f64(_LN2), 0.0) + fma(s, tail, s + s)
-
-
-def _f64(value: float) -> Expr:
-    return const(value, F64)
+    return where(great, const(_LN2, F64), 0.0) + fma(s, tail, s + s)
 
 
 _COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {

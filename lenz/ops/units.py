@@ -59,18 +59,10 @@ RCP_UNIT = Op(
 )
 
 
-def _exp2(x: Expr) -> Expr:
-    return apply(EXP2_UNIT, x)
-
-
-def _reciprocal(x: Expr) -> Expr:
-    return apply(RCP_UNIT, x)
-
-
 def exp2(x: Expr) -> Expr:
     """2^x; the unit flushes denormals, so these are computed as the square of 2^(x/2)."""
     tiny = x < -126.0
-    found = _exp2(where(tiny, x * 0.5, x))
+    found = apply(EXP2_UNIT, where(tiny, x * 0.5, x))
     return where(tiny, found * found, found)
 
 
@@ -84,26 +76,26 @@ def exp(x: Expr) -> Expr:
     k = n - _BIASED
     r = fma(x, _LOG2_E_PARTS[0], -k)
     r = fma(x, _LOG2_E_PARTS[1], r)
-    return _exp2(r) * bitcast(bitcast(n, I32) << 23, F32)
+    return apply(EXP2_UNIT, r) * bitcast(bitcast(n, I32) << 23, F32)
 
 
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + e^-x)."""
-    return _reciprocal(exp(-x) + 1.0)
+    return apply(RCP_UNIT, exp(-x) + 1.0)
 
 
 def tanh(x: Expr) -> Expr:
     """The hyperbolic tangent: a polynomial near zero, 1 - 2 / (e^2x + 1) beyond."""
     s = x * x
     near = fma(s * x, polynomial(c.TANH, s), x)
-    power = _exp2(abs(x) * (2.0 * _LOG2_E))
-    far = fma(_reciprocal(power + 1.0), -2.0, 1.0)
+    power = apply(EXP2_UNIT, abs(x) * (2.0 * _LOG2_E))
+    far = fma(apply(RCP_UNIT, power + 1.0), -2.0, 1.0)
     return copysign(where(abs(x) < 0.65, near, far), x)
 
 
 def _erfc(y: Expr) -> Expr:
     """1 - erf(y) to 4e-8 absolute, for y >= 0."""
-    return _exp2(y * polynomial(c.ERFC_LOG2, y))
+    return apply(EXP2_UNIT, y * polynomial(c.ERFC_LOG2, y))
 
 
 def erf(x: Expr) -> Expr:
