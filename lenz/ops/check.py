@@ -16,15 +16,9 @@ from lenz.ir.op import Attrs, Op, OpForm, Types, on
 from lenz.ops.cast import cast
 from lenz.ops.emission import Values
 from lenz.ops.fold import apply
-from lenz.ops.rules import INTS
+from lenz.ops.rules import INTS, same
 
 CODES = {name: code for code, name in enumerate(FAULTS, 1)}  # returned by kernels
-
-
-def _dtype(args: Types, _: Attrs) -> DType:
-    if any(a is not I64 for a in args):
-        raise TypeError(f"a check takes two i64, got {args}")
-    return I64
 
 
 def _check(name: str) -> Op:
@@ -46,19 +40,13 @@ def _check(name: str) -> Op:
     return Op(
         name,
         2,
-        _dtype,
+        same((I64,)),
         eager=eager,
         forms=on(cpu=emit, cuda=OpForm(f"tl.where({inside}, {{0}}, 0)", check=inside)),
         cost=2.0,
         domain=(0, 10),
         guarded=True,
     )
-
-
-def _nonzero_dtype(args: Types, _: Attrs) -> DType:
-    if len(args) != 2 or args[0] is not args[1] or args[0] not in INTS:
-        raise TypeError(f"assert_nonzero takes two integers of one type, got {args}")
-    return args[0]
 
 
 def _eager_nonzero(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -78,7 +66,7 @@ def _emit_nonzero(b: Any, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
 ASSERT_NONZERO = Op(
     "assert_nonzero",
     2,
-    _nonzero_dtype,
+    same(INTS),
     eager=_eager_nonzero,
     forms=on(cpu=_emit_nonzero, cuda=OpForm("{0}", check="{0} != 0")),
     cost=1.0,
