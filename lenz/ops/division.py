@@ -67,19 +67,13 @@ def _eager_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return reference.trunc_quotient(x, y)
 
 
-def _safe_divisor(y: torch.Tensor) -> torch.Tensor:
-    # x % 1 = 0 is the answer for 0, and also for -1, where the lowest integer would trap.
-    unsafe = y == 0 if y.dtype is torch.uint8 else (y == 0) | (y == -1)
-    return torch.where(unsafe, torch.ones_like(y), y)
-
-
 def _numpy_fmod(x: Any, y: Any) -> Any:
     return np.fmod(x, np.where(y == 0, np.ones_like(y), y))
 
 
 def _torch_fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if not x.dtype.is_floating_point:
-        return torch.fmod(x, _safe_divisor(y))
+        return torch.fmod(x, reference.safe_divisor(y))
     # torch's vector loop gives NaN for denormal divisors and large quotients; C's fmod is exact.
     with np.errstate(invalid="ignore"):
         return torch.from_numpy(np.asarray(np.fmod(x.numpy(), y.numpy())))
@@ -87,7 +81,7 @@ def _torch_fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _torch_remainder(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if not x.dtype.is_floating_point:
-        return torch.remainder(x, _safe_divisor(y))
+        return torch.remainder(x, reference.safe_divisor(y))
     m = _torch_fmod(x, y)
     return torch.where((m != 0) & ((m < 0) != (y < 0)), m + y, m)
 

@@ -74,16 +74,19 @@ def _fma_f64(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return out.reshape(x.shape)
 
 
+def safe_divisor(y: torch.Tensor) -> torch.Tensor:
+    """1 in place of 0 and -1: x % 1 = 0 is the answer, where the lowest integer would trap."""
+    unsafe = y == 0 if y.dtype is torch.uint8 else (y == 0) | (y == -1)
+    return torch.where(unsafe, torch.ones_like(y), y)
+
+
 def trunc_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """C division of integers, with x / 0 = x and wrapping of the one overflow."""
     if x.dtype in _BARE:
         a, b = np.broadcast_arrays(x.numpy(), y.numpy())
         return torch.from_numpy(np.asarray(a // np.where(b == 0, np.ones_like(b), b)))
-    if x.dtype is torch.uint8:
-        return torch.div(x, torch.where(y == 0, 1, y), rounding_mode="trunc")
-    safe = torch.where((y == 0) | (y == -1), torch.ones_like(y), y)
-    quotient = torch.div(x, safe, rounding_mode="trunc")
-    return torch.where(y == -1, -x, quotient)
+    quotient = torch.div(x, safe_divisor(y), rounding_mode="trunc")
+    return quotient if x.dtype is torch.uint8 else torch.where(y == -1, -x, quotient)
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
