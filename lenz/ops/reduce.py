@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 from lenz.ir.dtype import BOOL, F64, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.graph import identity_of
 from lenz.ops.arith import add, fma, maximum, minimum, mul
+from lenz.ops.bits import and_, or_
 from lenz.ops.cast import bitcast, cast
 from lenz.ops.compare import isinf, where
 from lenz.ops.math import exp, log1p
@@ -33,11 +34,6 @@ def of_one(kind: str, e: Expr) -> Expr:
     if kind in ("argmax", "argmin"):
         return const(0, to)
     return e + 0 if kind == "sum" and to.is_float else cast(e, to)
-
-
-def total(terms: Sequence[Expr]) -> Expr:
-    """The sum of some terms in order, as a reduction of them."""
-    return reduce(add, terms[1:], of_one("sum", terms[0]))
 
 
 def _logaddexp(x: Expr, y: Expr) -> Expr:
@@ -75,18 +71,27 @@ _COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
     "mul": mul,
     "max": maximum,
     "min": minimum,
+    "any": or_,
+    "all": and_,
     "logaddexp": _logaddexp,
 }
 
 
 def combine(kind: str, x: Expr, y: Expr) -> Expr:
-    """Combine two values of a scan or an update; halves are combined in f32.
+    """Combine two values of a reduction, scan or update; halves are combined in f32.
 
     `x` is the earlier one. Raises TypeError for bool: use maxima for sums, minima for products.
     """
     dtype = x.dtype
     wide = compute_dtype(dtype)
     return cast(_COMBINE[kind](cast(x, wide), cast(y, wide)), dtype)
+
+
+def total(terms: Sequence[Expr], kind: str = "sum") -> Expr:
+    """The sum of some terms in order, or another reduction of them."""
+    to = reduce_dtype(kind, terms[0].dtype)
+    rest = [cast(e, to) for e in terms[1:]]
+    return reduce(partial(combine, kind), rest, of_one(kind, terms[0]))
 
 
 def neutral(kind: str, dtype: DType) -> Expr:

@@ -12,7 +12,7 @@ over all classes. On GPUs only: on CPUs loops keep a row in cache and its sum in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from lenz import ops
 from lenz.context import Context
@@ -33,10 +33,6 @@ from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, product
 # Longest row that is unrolled; the same for a contiguous row, where a kernel over rows reads whole
 # cache lines; and the limit on nodes in the resulting body.
 LONGEST, LONGEST_ROW, MAX_NODES = 16, 4, 200
-COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
-    "sum": ops.add, "prod": ops.mul, "max": ops.maximum, "min": ops.minimum,
-    "any": ops.or_, "all": ops.and_,
-}  # fmt: skip
 
 
 def unloop(g: ir.Graph, cx: Context) -> ir.Graph:
@@ -71,8 +67,7 @@ def unloop(g: ir.Graph, cx: Context) -> ir.Graph:
 def written_out(n: ir.Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
     """The body of a short reduction, repeated for each element of the row."""
     lengths = [a.extent.value if isinstance(a.extent, Int) else LONGEST + 1 for a in n.raxes]
-    combine = COMBINE.get(n.kind)
-    if combine is None or 0 in lengths:
+    if n.kind in ("argmax", "argmin") or 0 in lengths:
         return None
     count = product(lengths).hi or 0
     sparse = all(_is_sparse(e, a, layouts) for e in expr.loads_of(n.body) for a in n.raxes)
@@ -81,13 +76,9 @@ def written_out(n: ir.Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
         or count * len(expr.nodes_of(n.body)) > MAX_NODES
     ):
         return None
-    total: Expr | None = None
-    for place in itertools.product(*map(range, lengths)):
-        at: dict[Var, Sym] = {a.var: Int(i) for a, i in zip(n.raxes, place, strict=True)}
-        part = expr.reindex(n.body, at)
-        to = ops.reduce_dtype(n.kind, part.dtype)
-        total = ops.of_one(n.kind, part) if total is None else combine(total, ops.cast(part, to))
-    return total
+    places = itertools.product(*[map(Int, range(length)) for length in lengths])
+    rows = [dict(zip([a.var for a in n.raxes], place, strict=True)) for place in places]
+    return ops.total([expr.reindex(n.body, at) for at in rows], n.kind)
 
 
 def _is_sparse(e: Expr, a: Axis, layouts: Mapping[str, Layout]) -> bool:
