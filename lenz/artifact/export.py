@@ -167,9 +167,8 @@ def _contents_of(
         gm, kept, given = _flat(exported)
         inputs = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]
         job.compile(gm, inputs)
-        names, tensors = _weights(
-            {n: {**exported.constants, **exported.state_dict}[n] for n in kept}
-        )
+        held = {**exported.constants, **exported.state_dict}
+        names, tensors = _weights({n: held[n] for n in kept})
         call = {
             "in": specs.dumps(exported.call_spec.in_spec),
             "out": specs.dumps(exported.call_spec.out_spec),
