@@ -108,12 +108,8 @@ def view_strided(graph: Graph) -> None:
         offset = rest[0] if rest else node.kwargs.get("storage_offset")
         values = (n.meta["val"] for n in node.args if isinstance(n, Node))
         own = [v for v in values if isinstance(v, torch.Tensor)]  # an offset may be a node as well
-        known = [
-            *size,
-            *stride,
-            *(n for t in own for n in (*t.shape, *t.stride(), t.storage_offset())),
-        ]
-        if not all(isinstance(n, int) for n in known):
+        layouts = [n for t in own for n in (*t.shape, *t.stride(), t.storage_offset())]
+        if not all(isinstance(n, int) for n in (*size, *stride, *layouts)):
             continue
         x, dense = own[0], torch.empty(size, device="meta").stride()
         if (

@@ -64,12 +64,10 @@ def _computed(
         return x.clone(memory_format=suggest_memory_format(x))
     if "linear" in name:
         y = _linear(x, sizes, *rest)
+    elif "nearest" in name:
+        y = _nearest(x, sizes, "exact" in name, rest)
     else:
-        y = (
-            _nearest(x, sizes, "exact" in name, rest)
-            if "nearest" in name
-            else rule(x, sizes, *rest)
-        )
+        y = rule(x, sizes, *rest)
     # torch's drop channels last of fewer than 16 channels on GPUs, and leave rows in their order.
     return y.contiguous(memory_format=suggest_memory_format(x))
 

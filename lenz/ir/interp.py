@@ -87,10 +87,8 @@ class Run:
 
     def bind(self, inputs: Sequence[torch.Tensor | int], constants: Sequence[torch.Tensor]) -> None:
         """Bind inputs and constants; sizes come from integers and from shapes."""
-        given = (
-            *zip(self.g.inputs, inputs, strict=True),
-            *zip(self.g.constants, constants, strict=True),
-        )
+        given = [*zip(self.g.inputs, inputs, strict=True)]
+        given += zip(self.g.constants, constants, strict=True)
         for b, x in given:
             if isinstance(b, Sym) and isinstance(x, int):
                 _bind_size(self.sizes, b, x)

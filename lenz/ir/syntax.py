@@ -67,9 +67,8 @@ def piece_of(text: str) -> Piece:
     if not text.startswith("?"):
         return Piece(items, "", "")
     slot = next((x for x in items if isinstance(x, Slot)), None)
-    return (
-        Piece(items, text[1:].strip(), "") if slot is None else Piece(items, slot.field, slot.usual)
-    )
+    field, usual = (text[1:].strip(), "") if slot is None else (slot.field, slot.usual)
+    return Piece(items, field, usual)
 
 
 VALUES = frozenset({"value", "block", "finish", "bound"})  # kinds of fields that hold expressions

@@ -23,13 +23,8 @@ APART = ("kernels", "externs", "rejected", "ir")
 
 def graph_data(s: Schedule, p: Plan, code: str, reports: Sequence[Any]) -> dict[str, Any]:
     """A graph's steps, kernels, pairs that are not fused, and regions of CUDA graphs."""
-    steps = steps_of(s, reports)
-    return {
-        "steps": steps,
-        "kernels": kernel_texts(s, code),
-        "apart": apart(s),
-        "regions": regions(p),
-    }
+    told = {"kernels": kernel_texts(s, code), "apart": apart(s), "regions": regions(p)}
+    return {"steps": steps_of(s, reports), **told}
 
 
 def eager_data(g: GraphReport) -> dict[str, Any]:
