@@ -127,13 +127,8 @@ class Body(Writer):
     def cells(self, s: For, copies: int | None = None) -> list[Cell]:
         """The registers that a loop changes, for the first `copies` copies."""
         inside = names_reduced(s.body)
-        return [
-            cell
-            for name, acc in self.accs.items()
-            if name in inside
-            for part in acc.cells
-            for cell in part[:copies]
-        ]
+        accs = [acc for name, acc in self.accs.items() if name in inside]
+        return [cell for acc in accs for part in acc.cells for cell in part[:copies]]
 
     def row_copies(self, s: For) -> int:
         """Rows per pass over column accumulators; 1 for any other loop."""

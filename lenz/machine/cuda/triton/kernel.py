@@ -318,11 +318,8 @@ def _twins(k: ir.Kernel, widths: dict[Var, int], scratch: set[str]) -> dict[Var,
     """Lanes of another branch, or that read a sort's result -> the lanes with their dimension."""
     first: dict[tuple[str, int], Var] = {}
     twins = {v: first.setdefault((v.name, width), v) for v, width in widths.items()}
-    full = {
-        s.buffer: s.offset
-        for s in ir.walk(k.body)
-        if isinstance(s, ir.Store) and isinstance(s.offset, Var) and s.buffer in scratch
-    }
+    stores = [s for s in ir.walk(k.body) if isinstance(s, ir.Store) and s.buffer in scratch]
+    full = {s.buffer: s.offset for s in stores if isinstance(s.offset, Var)}
     for e in loads_of(*ir.exprs_of(k.body)):
         if e.attrs[0] in full:
             twins[e.attrs[1][0]] = full[e.attrs[0]]

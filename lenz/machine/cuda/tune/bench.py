@@ -152,11 +152,8 @@ def example_args(k: Kernel, env: SymEnv, place: torch.device) -> list[torch.Tens
 def restoring(k: Kernel, tensors: Sequence[torch.Tensor]) -> Call | None:
     """A function that restores the arguments that a kernel mutates; None if there are none."""
     pairs = zip(k.params, tensors, strict=True)
-    kept = [
-        (t, t.clone() if p.mode == "inout" else t.new_zeros(()))
-        for p, t in pairs
-        if p.mode in ("inout", "work")
-    ]
+    changed = [(p, t) for p, t in pairs if p.mode in ("inout", "work")]
+    kept = [(t, t.clone() if p.mode == "inout" else t.new_zeros(())) for p, t in changed]
     if not kept:
         return None
 
