@@ -22,7 +22,7 @@ from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, ref, reindex
-from lenz.ir.graph import Extern, Graph, Node, Reduction, buffers_of, reads_of
+from lenz.ir.graph import Extern, Graph, Node, Reduction, buffers_of, loop_axes, reads_of
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Layout, axis
 from lenz.machines import machine_of
@@ -66,15 +66,11 @@ def _is_long_top(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     """True for the maxima of rows that are contiguous in memory and too long."""
     r = [a for a in n.raxes if a.extent is not ONE]
     held = machine_of(n.out.type.device).capabilities.held
-    if n.kind != "max" or not held or len(r) != 1 or n.finish is not _acc(n):
+    if n.kind != "max" or not held or len(r) != 1 or n.finish is not ref("acc", n.body.dtype):
         return False
     steps = [affine_in(layouts[e.attrs[0]].at(e.attrs[1]), r[0].var) for e in loads_of(n.body)]
     length = r[0].extent
     return isinstance(length, Int) and length.value > held and any(s and s[0] is ONE for s in steps)
-
-
-def _acc(n: Reduction) -> Expr:
-    return ref("acc", n.body.dtype)
 
 
 def _top_of(n: Reduction, tops: Mapping[str, Reduction]) -> str | None:
@@ -83,14 +79,13 @@ def _top_of(n: Reduction, tops: Mapping[str, Reduction]) -> str | None:
         return None
     x, m = n.body.args[0].args
     top = tops.get(m.attrs[0]) if m.op is LOAD else None
-    if top is None or [a.extent for a in (*n.axes, *n.raxes)] != [
-        a.extent for a in (*top.axes, *top.raxes)
-    ]:
+    if top is None:
         return None
-    at: dict[Var, Sym] = {
-        a.var: ZERO if b.extent is ONE else b.var
-        for a, b in zip((*top.axes, *top.raxes), (*n.axes, *n.raxes), strict=True)
-    }
+    axes, own = loop_axes(top), loop_axes(n)
+    if [a.extent for a in axes] != [a.extent for a in own]:
+        return None
+    pairs = zip(axes, own, strict=True)
+    at: dict[Var, Sym] = {a.var: ZERO if b.extent is ONE else b.var for a, b in pairs}
     same = reindex(top.body, at) is reindex(x, {a.var: ZERO for a in n.raxes if a.extent is ONE})
     row = all(i is at[a.var] or i is b.var
               for i, a, b in zip(m.attrs[1], top.axes, n.axes, strict=True))  # fmt: skip

@@ -395,11 +395,8 @@ def _widened(axes: tuple[Axis, ...], shape: Shape) -> tuple[tuple[Axis, ...], di
 
 def _inside(axes: tuple[Axis, ...], shape: Shape, body: Expr) -> Expr:
     """The body if all axes are inside the shape, else zero."""
-    tests = [
-        index(a.var, I64) < index(size, I64)
-        for a, size in zip(axes, shape, strict=True)
-        if a.extent is not size
-    ]
+    padded = [(a, size) for a, size in zip(axes, shape, strict=True) if a.extent is not size]
+    tests = [index(a.var, I64) < index(size, I64) for a, size in padded]
     return masked(reduce(ops.and_, tests), body, const(0, body.dtype))
 
 

@@ -71,10 +71,8 @@ def written_out(n: ir.Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
         return None
     count = product(lengths).hi or 0
     sparse = all(_is_sparse(e, a, layouts) for e in expr.loads_of(n.body) for a in n.raxes)
-    if (
-        count > (LONGEST if sparse else LONGEST_ROW)
-        or count * len(expr.nodes_of(n.body)) > MAX_NODES
-    ):
+    most = LONGEST if sparse else LONGEST_ROW
+    if count > most or count * len(expr.nodes_of(n.body)) > MAX_NODES:
         return None
     places = itertools.product(*[map(Int, range(length)) for length in lengths])
     rows = [dict(zip([a.var for a in n.raxes], place, strict=True)) for place in places]
