@@ -25,11 +25,8 @@ def take_arguments(f: Frame, p: Plan) -> None:
     for name, (_, i) in tensors.items():
         b = f.new(name)
         b.is_object, b.dtype = True, i.type.dtype
-    wholes = [
-        found
-        for k, i in enumerate(p.inputs)
-        if isinstance(i, SizeInput) and (found := _integer(f, i, k)) is not None
-    ]
+    integers = [_integer(f, i, k) for k, i in enumerate(p.inputs) if isinstance(i, SizeInput)]
+    wholes = [x for x in integers if x is not None]
     for s in p.flat:
         if isinstance(s, BindSize) and s.source in tensors and s.var not in f.sizes:
             which = "strides" if s.stride else "sizes"

@@ -88,11 +88,8 @@ def source(
 
 def signatures(p: ir.Plan) -> dict[str, tuple[int, int, str]]:
     """The number of pointers and of sizes that each kernel takes, and its GPU."""
-    return {
-        s.kernel: (len(s.args), len(s.sizes), s.device)
-        for s in p.flat
-        if isinstance(s, ir.LaunchStep)
-    }
+    launches = [s for s in p.flat if isinstance(s, ir.LaunchStep)]
+    return {s.kernel: (len(s.args), len(s.sizes), s.device) for s in launches}
 
 
 def _listed(items: Sequence[str]) -> str:
