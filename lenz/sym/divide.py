@@ -185,7 +185,7 @@ def _split_int(a: Add, b: Int) -> Split | None:
             c -= part * k
         if c:
             rest.append((-gcd(c, k), t, c))
-    rest.sort(key=_share)
+    rest.sort(key=lambda item: item[0])
     cut, d, block = _cut(k, rest_const, rest)
     if d == 1 and not q and not q_const:
         return None
@@ -194,10 +194,6 @@ def _split_int(a: Add, b: Int) -> Split | None:
     off = _plain(rest_const - block * d, tuple([(t, c) for _, t, c in rest[cut:]]))
     whole = sum_of(q) + q_const
     return whole, Int(d), r, Int(k // d), off
-
-
-def _share(item: tuple[int, Sym, int]) -> int:
-    return item[0]
 
 
 def _plain(const: int, terms: Terms) -> Sym:
@@ -263,11 +259,8 @@ def _split_symbolic(a: Sym, b: Sym) -> Split | None:
 
 def _block(a: Sym, b: Sym) -> int | None:
     """m if a provably lies in [m*b, (m+1)*b) with m = 0 or -1, else None."""
-    if (
-        (a.lo is None or a.lo >= 0 or a.hi is None or a.hi > 0)
-        and prove_lt(a, b)
-        and prove_le(ZERO, a)
-    ):
+    may_be_first = a.lo is None or a.lo >= 0 or a.hi is None or a.hi > 0
+    if may_be_first and prove_lt(a, b) and prove_le(ZERO, a):
         return 0
     if a.hi is not None and a.hi < 0 and prove_le(ZERO, a + b):
         return -1
