@@ -182,9 +182,8 @@ def _flat(exported: ExportedProgram) -> tuple[GraphModule, list[str], list[dict[
     graph, kept, given = torch.fx.Graph(), list[str](), list[dict[str, Any]]()
     result = graph.graph_copy(exported.graph, {})
     graph.output(result)
-    for node, spec in zip(
-        graph.find_nodes(op="placeholder"), exported.graph_signature.input_specs, strict=True
-    ):
+    places = graph.find_nodes(op="placeholder")
+    for node, spec in zip(places, exported.graph_signature.input_specs, strict=True):
         value = node.meta.get("val")
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             kept.append(spec.target or "")

@@ -97,9 +97,8 @@ def _linear(x: Tensor, sizes: Sequence[Any], align: bool, *scales: float | None)
     """
     dtype = get_computation_dtype(x.dtype)
     pairs: list[Any] = []
-    for d, (n, m, kept, s) in enumerate(
-        zip(x.shape[2:], sizes, _keeps(x, sizes), scales, strict=True)
-    ):
+    rows = zip(x.shape[2:], sizes, _keeps(x, sizes), scales, strict=True)
+    for d, (n, m, kept, s) in enumerate(rows):
         at = torch.arange(m, device=x.device).to(dtype)
         if align:
             at = at * ((n - 1) / (m - 1) if m > 1 else 0.0)

@@ -55,9 +55,8 @@ def described() -> Any:
 
 def as_json(metadata: Any) -> Any:
     """Return the metadata as JSON. Raises Untold if it holds more than plain values."""
-    if type(metadata) is not schemas.ViewAndMutationMeta or any(
-        getattr(metadata, name, None) for name in NONE
-    ):
+    has_more = any(getattr(metadata, name, None) for name in NONE)
+    if type(metadata) is not schemas.ViewAndMutationMeta or has_more:
         raise Untold
     return _plain(metadata)
 

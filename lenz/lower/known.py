@@ -29,9 +29,8 @@ MOST_TAPS = 4  # terms of a sum per dimension; on CPUs, in all
 
 def positions_of(b: GraphBuilder, x: Value) -> list[int] | None:
     """The elements of a tensor of known shape that depends on no argument; None for others."""
-    if not 0 < (product(x.shape).hi or 0) <= LONGEST or not all(
-        isinstance(s, Int) for s in x.shape
-    ):
+    is_told = all(isinstance(s, Int) for s in x.shape)
+    if not is_told or not 0 < (product(x.shape).hi or 0) <= LONGEST:
         return None
     found: dict[str, Node] = {}
     todo = [x.name]

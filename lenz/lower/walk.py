@@ -50,11 +50,8 @@ def lower(p: Program, cx: Context, refused: frozenset[str] = frozenset()) -> Gra
         replace(n, detached=True) if isinstance(n, View) and n.out.name in apart else n
         for n in g.nodes
     ]
-    return replace(
-        g,
-        nodes=tuple(nodes),
-        free=tuple(a.name for a in free if isinstance(a, Ref) and names.count(a.name) == 1),
-    )
+    alone = [a.name for a in free if isinstance(a, Ref) and names.count(a.name) == 1]
+    return replace(g, nodes=tuple(nodes), free=tuple(alone))
 
 
 @dataclass(slots=True, eq=False)
