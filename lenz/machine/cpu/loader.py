@@ -14,9 +14,8 @@ from lenz.runtime.threads import imports
 
 @cache
 def _prototype(pointers: int, sizes: int) -> Any:
-    return ctypes.CFUNCTYPE(
-        ctypes.c_int64, *([ctypes.c_void_p] * pointers), *([ctypes.c_int64] * sizes)
-    )
+    given = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *given)
 
 
 def function(address: int, pointers: int, sizes: int) -> Callable[..., int]:

@@ -36,9 +36,8 @@ def host_target() -> Target:
     triple = llvm.get_process_triple()
     lanes = 16 if found.get("avx512f") else 8 if found.get("avx2") else 4
     name = llvm.get_host_cpu_name()
-    return Target(
-        "cpu", triple, name, features, lanes, f"llvm {version} llvmlite {llvmlite.__version__}"
-    )
+    compiler = f"llvm {version} llvmlite {llvmlite.__version__}"
+    return Target("cpu", triple, name, features, lanes, compiler)
 
 
 def features() -> frozenset[str]:

@@ -156,10 +156,8 @@ class Indices:
         natural = _at_least(s.num, 0) and _at_least(s.den, 0)
         if isinstance(s.den, Int) and s.den.value > 0 and s.den.value & (s.den.value - 1) == 0:
             # Shift and mask also round down for negative numbers.
-            opcode, by = (
-                ("ashr", s.den.value.bit_length() - 1) if is_div else ("and", s.den.value - 1)
-            )
-            return self.combine(opcode, num, Value((str(by),), 0), dtype)
+            by = s.den.value.bit_length() - 1 if is_div else s.den.value - 1
+            return self.combine("ashr" if is_div else "and", num, Value((str(by),), 0), dtype)
         lanes = num.lanes or den.lanes
         if (known := _folded("div" if is_div else "mod", num, den)) is not None:
             return Value((known,), max(num.level, den.level))

@@ -259,9 +259,8 @@ class _Body:
         if s.back is not None:
             self.values.functions["least"] = None
             blocks = next(a.extent for a in self.grid if a.var is s.back.block)
-            text = LookingBack(v, s, s.back, d, dims, blocks, 32 * self.k.tile.warps).joined(
-                tile, text
-            )
+            before = LookingBack(v, s, s.back, d, dims, blocks, 32 * self.k.tile.warps)
+            text = before.joined(tile, text)
         v.refs[s.name] = self.text.let(text, dims, self.text.level)
 
     def sort(self, s: ir.Sort) -> None:
