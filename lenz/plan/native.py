@@ -57,9 +57,8 @@ def native(p: ir.Plan, layout: TorchLayout) -> Native:
         if isinstance(s, ir.Input | ir.Alloc | ir.Alias | ir.Lay):
             f.types[s.name] = s.type
     take_arguments(f, p)
-    gpus = tuple(
-        dict.fromkeys(kind_and_number(s.device)[1] for s in p.flat if isinstance(s, ir.Current))
-    )
+    devices = [s.device for s in p.flat if isinstance(s, ir.Current)]
+    gpus = tuple(dict.fromkeys(kind_and_number(d)[1] for d in devices))
     graphs = [s.kernel for s in p.flat if isinstance(s, ir.LaunchStep) and s.graph]
     leaves = [f'call void @leave(ptr @"{name}")' for name in graphs[:1]]
     leave = "\n  ".join([*leaves, *["call void @restore(i32 %before)"] * bool(gpus)])

@@ -73,17 +73,14 @@ def source(
         guard=guard,
         call="run" if w.gpus else "call",
     )
-    return (
-        head
-        + "\n".join(f"    {line}" for line in lines)
-        + TAIL.format(
-            inputs=_listed([_described(i) for i in p.inputs]),
-            constants=repr({c.name: (c.type.device, c.content) for c in p.constants}),
-            kernels=repr(signatures(p)),
-            objects=repr({py: name for name, py in w.objects.items()}),
-            sizes=repr(dict(sizes)),
-        )
+    tail = TAIL.format(
+        inputs=_listed([_described(i) for i in p.inputs]),
+        constants=repr({c.name: (c.type.device, c.content) for c in p.constants}),
+        kernels=repr(signatures(p)),
+        objects=repr({py: name for name, py in w.objects.items()}),
+        sizes=repr(dict(sizes)),
     )
+    return head + "\n".join(f"    {line}" for line in lines) + tail
 
 
 def signatures(p: ir.Plan) -> dict[str, tuple[int, int, str]]:
