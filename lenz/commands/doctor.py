@@ -154,10 +154,8 @@ def _gpus() -> Iterator[Finding]:
     for number in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(number)
         told = f"{card.name}, {card.total_memory / 2**30:.0f} GiB, {card.major}.{card.minor}"
-        do = (
-            "" if card.major >= 8 else "lenz needs compute capability 8.0; graphs here run in eager"
-        )
-        yield Finding(f"cuda:{number}", told, do, fails=False)
+        do = "lenz needs compute capability 8.0; graphs here run in eager"
+        yield Finding(f"cuda:{number}", told, do if card.major < 8 else "", fails=False)
 
 
 def _options() -> Iterator[Finding]:

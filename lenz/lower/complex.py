@@ -311,9 +311,8 @@ def view_as_real(b: GraphBuilder, z: Complex) -> Value:
 def view_as_complex(b: GraphBuilder, x: Value) -> Complex:
     """The elements of a last dimension of 2 as the parts of complex numbers."""
     t = b.result
-    make = partial(
-        alias, b, "lenz.view_as_complex", x, replace(t, layout=replace(t.layout, offset=ZERO))
-    )
+    whole = replace(t, layout=replace(t.layout, offset=ZERO))
+    make = partial(alias, b, "lenz.view_as_complex", x, whole)
     return Complex(b, t, make, lambda: halves(b, x, t))
 
 

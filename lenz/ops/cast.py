@@ -191,9 +191,8 @@ def _float8_text(to: DType, x: str) -> str:
     if _TOP[to] == 0x7F:
         x = f'tl.where(tl.abs({x}) > 464.0, float("nan"), {x})'
     ptx = _PTX.format(_UNITS[to])
-    found = (
-        f'tl.cast(tl.inline_asm_elementwise("{ptx}", "=r,f", [{x}], tl.uint32, True, 1), tl.uint8)'
-    )
+    word = f'tl.inline_asm_elementwise("{ptx}", "=r,f", [{x}], tl.uint32, True, 1)'
+    found = f"tl.cast({word}, tl.uint8)"
     return found if to is F8E4M3FN else f"{found} + tl.cast(tl.abs({x}) >= 61440.0, tl.uint8)"
 
 
@@ -215,9 +214,8 @@ def cast_text(to: DType, frm: DType, x: str) -> str:
     if to is frm:
         return x
     if frm is F8E5M2:  # the upper byte of an f16
-        return cast_text(
-            to, F16, f"tl.cast(tl.cast({x}, tl.uint16) << 8, tl.float16, bitcast=True)"
-        )
+        held = f"tl.cast(tl.cast({x}, tl.uint16) << 8, tl.float16, bitcast=True)"
+        return cast_text(to, F16, held)
     if frm is F8E4M3FN:
         held = f"tl.cast({x}, tl.float8e4nv, bitcast=True)"
         return cast_text(to, F32, f"tl.cast({held}, tl.float32)")

@@ -269,9 +269,7 @@ def _cast(x: Expr, to: DType) -> Expr | None:
     if x.dtype is to:
         return x
     # On GPUs, NaN in f64 becomes another integer than NaN in a narrower float.
-    is_nan_kept = not (
-        x.dtype.name == "f64" and to.is_integer and x.args and x.args[0].dtype.is_float
-    )
+    is_nan_kept = not (x.dtype is F64 and to.is_integer and x.args and x.args[0].dtype.is_float)
     if x.op.name == "cast" and is_nan_kept and holds_exactly(x.dtype, x.args[0].dtype):
         return apply(op_named("cast"), x.args[0], attrs=(to,))
     return None
