@@ -15,7 +15,7 @@ from lenz.ir.kernel import Launch, Param, Schedule, exprs_of, programs
 from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.machines import capabilities_of, runs_programs
 from lenz.plan.forms import formed
-from lenz.plan.memory import FreeList, may_overwrite, size_key
+from lenz.plan.memory import FreeList, free_holds, may_overwrite, size_key
 from lenz.plan.regions import regioned
 from lenz.records import dataclass, field, replace
 from lenz.sym import Int, Sym, Var, as_multiple, substitute
@@ -86,7 +86,6 @@ class _Builder:
     comments: list[tuple[int, str]] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
-    freed: dict[str, int] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
     pinned: set[str] = field(default_factory=set)
     bases: Mapping[str, str] = field(default_factory=dict)
@@ -140,7 +139,7 @@ class _Builder:
                         self.defined[step.out.name] = None
                 self.release(k)
         constants = tuple(ir.Input(b.name, b.type) for b in g.constants)
-        steps, comments = self.without_withdrawn()
+        steps, comments = self.settled()
         given = (i.name for i in g.inputs if isinstance(i, Buffer))
         aligned = tuple(n for n in given if n in self.aligned_at_launch)
         known = {v.name for v in self.known}
@@ -149,8 +148,20 @@ class _Builder:
         rest = comments, aligned, most, tuple(self.given.results), tuple(self.given.kept)
         return ir.Plan(g.name, inputs, constants, steps, g.outputs, kernels, g.objects, *rest)
 
-    def without_withdrawn(self) -> tuple[tuple[ir.Step, ...], tuple[tuple[int, str], ...]]:
-        """The steps without the frees that a reuse cancelled; comments move with their steps."""
+    def settled(self) -> tuple[tuple[ir.Step, ...], tuple[tuple[int, str], ...]]:
+        """The steps and comments; memory is reused where holding it does not raise the peak."""
+        hint, given = self.schedule.graph.env.hint, self.given
+        own = {n: b.type for n, b in self.buffers.items() if n not in self.roots}
+        sizes = {n: hint(t.layout.storage) * t.dtype.bytes for n, t in own.items()}
+        inputs = {b.name for b in self.schedule.graph.inputs if isinstance(b, Buffer)}
+        dying = inputs - given.pinned if given.saved else inputs & given.donated
+        free = free_holds(self.steps, self.pool.holds, sizes, dying)
+        for reuse, (freed, name) in self.pool.holds.items():
+            if reuse in free:
+                self.steps[freed] = None
+            else:
+                kind = self.buffers[name].type
+                self.steps[reuse] = ir.Alloc(name, kind, huge=_is_huge(kind))
         moved = [*accumulate((step is not None for step in self.steps), initial=0)]
         steps = tuple(step for step in self.steps if step is not None)
         return steps, tuple((moved[k], text) for k, text in self.comments)
@@ -315,12 +326,10 @@ class _Builder:
 
     def allocate(self, b: Buffer) -> None:
         """Reuse dead memory of the same size, or allocate."""
-        source = self.pool.take(b.type) if self.cx.options.reuse_buffers else None
+        source = self.pool.take(b, len(self.steps)) if self.cx.options.reuse_buffers else None
         if source is None:
             self.make(b.name)
         else:
-            # The memory lives on under the new name, so its Free goes.
-            self.steps[self.freed.pop(source)] = None
             self.reuse(b.name, source)
 
     def make(self, name: str, zero: bool = False, over: str = "") -> None:
@@ -347,8 +356,7 @@ class _Builder:
             del self.defined[name]
             # Memory of arguments and calls is only released; our own may be reused.
             if name in self.own:
-                self.freed[name] = len(self.steps)
-                self.pool.give(name, self.buffers[name].type)
+                self.pool.give(self.buffers[name], len(self.steps))
             self.steps.append(ir.Free(name))
 
 

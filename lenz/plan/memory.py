@@ -2,41 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, Kernel, Stmt, Store, bodies_of, branches, overwrites_safely
+from lenz.ir.plan import Alloc, CallStep, Free, Reuse, Step
 from lenz.ir.syntax import exprs_in
-from lenz.ir.tensor import TensorType
+from lenz.ir.tensor import Buffer, TensorType
 from lenz.records import dataclass, field
 from lenz.sym import Min, Sym, affine_in, prove_le, prove_lt
 
 _Loops: TypeAlias = tuple[For, ...]
 
+LONGEST = 1000  # steps for which dead memory is held: the search stays linear in the steps
+
 
 @dataclass(slots=True)
 class FreeList:
-    """Names of dead buffers by device and size in bytes: last in, first out.
+    """Dead buffers, and the positions of their Frees, by device and bytes: last in, first out.
 
-    The memory touched most recently is the most likely to be in cache.
+    The memory touched most recently is the most likely to be in cache. `holds` has the position of
+    each step that reuses one -> the position of its Free, and the name of the new buffer.
     """
 
-    free: dict[tuple[str, Sym], list[tuple[str, TensorType]]] = field(default_factory=dict)
+    free: dict[tuple[str, Sym], list[tuple[str, int]]] = field(default_factory=dict)
+    holds: dict[int, tuple[int, str]] = field(default_factory=dict)
 
-    def give(self, name: str, kind: TensorType) -> None:
-        """Add dead memory."""
-        self.free.setdefault(size_key(kind), []).append((name, kind))
+    def give(self, dead: Buffer, at: int) -> None:
+        """Add the memory that the step `at` frees."""
+        self.free.setdefault(size_key(dead.type), []).append((dead.name, at))
 
-    def take(self, kind: TensorType) -> str | None:
-        """Memory of exactly this size, or None."""
-        found = self.free.get(size_key(kind))
-        return found.pop()[0] if found else None
+    def take(self, new: Buffer, at: int) -> str | None:
+        """The name of memory of exactly this size for the step `at`, or None."""
+        if not (found := self.free.get(size_key(new.type))):
+            return None
+        name, freed = found.pop()
+        self.holds[at] = freed, new.name
+        return name
 
 
 def size_key(kind: TensorType) -> tuple[str, Sym]:
     """Device and bytes. Sizes are compared as Syms: equal for every value of the variables."""
     return kind.device, kind.layout.storage * kind.dtype.bytes
+
+
+def free_holds(
+    steps: Sequence[Step | None],
+    holds: Mapping[int, tuple[int, str]],
+    sizes: Mapping[str, int],
+    dying: Collection[str],
+) -> set[int]:
+    """Return the positions of reuses of dead memory that leave the peak as low as without any.
+
+    steps  with the Frees of memory that is reused
+    holds  as in a FreeList
+    sizes  bytes of each buffer with memory of its own
+    dying  arguments whose memory goes with their last use
+
+    A hold of n bytes is free if the bytes alive between both steps, and those held already, are at
+    least n below the peak. Ten chains of one size keep two buffers; a large one that is needed
+    again at the end of a network is not held while the small ones in its middle are alive.
+    """
+    alive = {name: sizes[name] for name in dying}
+    level, levels = sum(alive.values()), list[int]()
+    for s in steps:
+        match s:
+            case Alloc() | Reuse():
+                source = s.source if isinstance(s, Reuse) else s.over
+                before = alive.pop(source, 0)
+                alive[s.name] = before or sizes[s.name]
+                level += alive[s.name] - before
+            case CallStep(into=False):
+                made = {o: sizes[o] for o in s.outs if isinstance(o, str) and o in sizes}
+                level += sum(made.values())
+                alive |= made
+            case Free():
+                level -= alive.pop(s.name, 0)
+        levels.append(level)
+    peak, found = max(levels, default=0), set[int]()
+    for taken, (freed, name) in holds.items():
+        size, between = sizes[name], levels[max(freed, taken - LONGEST) : taken]
+        if taken - freed <= LONGEST and max(between) + size <= peak:
+            levels[freed:taken] = [n + size for n in between]
+            found.add(taken)
+    return found
 
 
 def may_overwrite(k: Kernel, read: str, written: str) -> bool:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 import lenz
 import lenz.ops  # the reader finds ops by name
+from lenz.ir.dtype import F32
 from lenz.ir.kernel import Kernel
+from lenz.ir.plan import Alloc, Free, Reuse
 from lenz.ir.reader import read
-from lenz.plan.memory import may_overwrite
+from lenz.ir.tensor import TensorType, contiguous
+from lenz.plan.memory import free_holds, may_overwrite
 
 HEAD = "kernel @k {kind} (%a: in f32[64], %b: in f32[64], %y: out f32[64]) {{\n{body}\n}}"
 ELEMENT = "for i in 64 : vector { store(%y, [i], add(load(%a, [i]), load(%b, [-i + 63]))) }"
@@ -127,6 +134,66 @@ def test_what_is_read_again_is_not_taken() -> None:
 
     x, w = torch.randn(64, 64), torch.randn(64, 64)
     torch.testing.assert_close(torch.compile(f, backend="lenz")(x, w), f(x, w))
+
+
+def hourglass(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """Products of 64, 256, 192 and 64 columns: 16, 64, 48 and 16 KiB, each with a kernel."""
+    for w in weights:
+        x = torch.relu(x @ w)
+    return x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dead_memory_is_not_held_at_the_peak(dynamic: bool) -> None:
+    """The first product is dead at the peak, though a later one of its size could take it."""
+    x, sizes = torch.randn(64, 32), (32, 64, 256, 192, 64)
+    weights = [torch.randn(n, m) for n, m in itertools.pairwise(sizes)]
+    report = lenz.explain(hourglass, dynamic=dynamic)(x, *weights)
+    torch.testing.assert_close(report.result, hourglass(x, *weights))
+    (graph,) = report.graphs
+    assert graph.peak == 4 * 64 * (256 + 192)
+
+
+def test_dead_memory_is_held_below_the_peak() -> None:
+    x, sizes = torch.randn(64, 32), (32, 64, 16, 64, 256, 192)
+    weights = [torch.randn(n, m) for n, m in itertools.pairwise(sizes)]
+    report = lenz.explain(hourglass)(x, *weights)
+    torch.testing.assert_close(report.result, hourglass(x, *weights))
+    wide = [a for a in report.allocs if a.nbytes == 4 * 64 * 64 and a.reused_from is None]
+    assert len(wide) == 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 12)), min_size=1, max_size=40))
+def test_no_hold_raises_the_peak(made: list[tuple[int, int]]) -> None:
+    """Buffers of three sizes live for some steps: the peak is as low as if none were reused."""
+    sizes = {f"b{k}": size for k, (size, _) in enumerate(made)}
+    ends: dict[int, list[str]] = {}
+    for k, (_, lasts) in enumerate(made):
+        ends.setdefault(k + lasts, []).append(f"b{k}")
+    steps, holds, dead = list[Any](), dict[int, tuple[int, str]](), list[tuple[str, int]]()
+    kind = TensorType(F32, "cpu", contiguous(()))
+    for k in range(len(made) + 13):
+        if k < len(made):
+            name = f"b{k}"
+            fits = [d for d in dead if sizes[d[0]] == sizes[name]]
+            if fits:
+                holds[len(steps)] = fits[-1][1], name
+                dead.remove(fits[-1])
+            steps.append(Reuse(name, fits[-1][0], kind) if fits else Alloc(name, kind))
+        for name in ends.get(k, ()):
+            dead.append((name, len(steps)))
+            steps.append(Free(name))
+    found = free_holds(steps, holds, sizes, ())
+    highest = [0, 0]
+    for which, kept in enumerate((set[int](), found)):
+        withdrawn, level = {holds[k][0] for k in kept}, 0
+        for k, s in enumerate(steps):
+            if isinstance(s, Free):
+                level -= sizes[s.name] * (k not in withdrawn)
+            else:
+                level += sizes[s.name] * (k not in kept)
+            highest[which] = max(highest[which], level)
+    assert highest[0] == highest[1]
 
 
 def test_a_call_whose_strides_were_told_wrong_is_laid_as_told() -> None:
