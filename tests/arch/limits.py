@@ -17,19 +17,19 @@ CODE_LINES = {
     "commands": 852,
     "debug": 1_631,
     "first_calls": 331,
-    "frontend": 4_010,
+    "frontend": 4_006,
     "ir": 4_013,
     "lower": 5_656,
     "machine": 5_673,
     "ops": 2_117,
     "opt": 1_559,
     "page": 463,
-    "plan": 2_220,
+    "plan": 2_264,
     "runtime": 823,
     "schedule": 1_533,
     "sym": 1_155,
 }
-TOTAL_CODE_LINES = 35_452
+TOTAL_CODE_LINES = 35_492
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
