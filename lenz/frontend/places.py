@@ -1,4 +1,4 @@
-"""Saves the indices of pooling and the signs of relu in as few bits as possible."""
+"""Saves the indices of pooling and the masks of relus in as few bits as possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from lenz.frontend.again import inserter
+from lenz.frontend.again import converted, inserter
 from lenz.frontend.values import are_same, unguarded
 from lenz.traits import trait
 
@@ -26,6 +26,8 @@ SIZED = (
     aten._adaptive_avg_pool2d_backward.default,
     aten._adaptive_avg_pool3d_backward.default,
 )
+RELU = aten.threshold_backward.default
+BENDS = (RELU, aten.hardtanh_backward.default, aten.leaky_relu_backward.default)
 SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 
 
@@ -120,15 +122,29 @@ def without_elements(graph: Graph, n: Node) -> None:
 
 
 def by_sign(graph: Graph, n: Node) -> None:
-    """Make the gradient of relu read signs, one byte each, if the result is not saved anyway.
+    """Make the gradient of a bend read a mask, one byte each, if its argument is not saved anyway.
 
-    threshold_backward(g, y, t) -> where(y <= t, 0, g)
+    threshold_backward(g, x, t)   -> where(x <= t, 0, g)
+    hardtanh_backward(g, x, s, t) -> where((x <= s) | (x >= t), 0, g)
+    leaky_relu_backward(g, x, s)  -> where(x > 0, g, g * s)
+
+    ATen compares half types in f32, except for the first op on GPUs.
     """
-    g, y, limit = n.args
-    if not are_same(g.meta["val"].stride(), y.meta["val"].stride()):  # type: ignore[union-attr]  # tensors
+    g, x, *limits = n.args
+    value = x.meta["val"]  # type: ignore[union-attr]  # a tensor
+    if not are_same(g.meta["val"].stride(), value.stride()):  # type: ignore[union-attr]  # a tensor
         return
     call = inserter(graph, n)
     with graph.inserting_before(n), unguarded(n.meta["val"].fake_mode):
-        made = call(aten.where.ScalarSelf, call(aten.le.Scalar, y, limit), 0, g)
+        if n.target is aten.leaky_relu_backward.default:
+            scaled = call(aten.mul.Tensor, g, limits[0])
+            made = call(aten.where.self, call(aten.gt.Scalar, x, 0), g, scaled)
+        else:
+            if any(limits) and (n.target is not RELU or value.device.type == "cpu"):
+                x = converted(call, x, torch.promote_types(value.dtype, torch.float32))
+            lost = call(aten.le.Scalar, x, limits[0])
+            if n.target is not RELU:
+                lost = call(aten.bitwise_or.Tensor, lost, call(aten.ge.Scalar, x, limits[1]))
+            made = call(aten.where.ScalarSelf, lost, 0, g)
     n.replace_all_uses_with(made)
     graph.erase_node(n)

@@ -17,14 +17,20 @@ from lenz.errors import Unsupported
 from lenz.frontend.again import NORMS, dropout_in_parts, norm_again, norm_in_parts, softmax_in_parts
 from lenz.frontend.budget import choose_saved
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
-from lenz.frontend.places import SIZED, by_sign, places_below, shorten, without_elements
+from lenz.frontend.places import BENDS, SIZED, by_sign, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
 from lenz.traits import has, is_random
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-LOOPS = (
+CHEAP = (
     aten.hardswish,
+    aten.glu,
+    aten._prelu_kernel,
+    aten.log_sigmoid_forward,
+)  # may be computed again
+LOOPS = (
+    *CHEAP,
     aten.hardswish_backward,
     aten.hardtanh_backward,
     aten.hardshrink_backward,
@@ -82,7 +88,7 @@ def split(
             dropout_in_parts(joint.graph, n)
         elif n.target in SIZED:
             without_elements(joint.graph, n)
-        elif n.target is aten.threshold_backward.default:
+        elif n.target in BENDS:
             by_sign(joint.graph, n)
         elif (limit := places_below(n)) is not None:
             shorten(joint.graph, n, limit, backward)
@@ -105,7 +111,8 @@ def fusing(budget: float | None) -> Iterator[None]:
 
     def known() -> partitioners.OpTypes:
         found = listed()
-        return replace(found, fusible_ops=found.fusible_ops | set(LOOPS))
+        again = found.recomputable_ops | set(CHEAP)
+        return replace(found, fusible_ops=found.fusible_ops | set(LOOPS), recomputable_ops=again)
 
     def within(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
         return choose_saved(joint_graph, node_info, memory_budget if budget is None else budget)

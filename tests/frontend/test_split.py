@@ -247,6 +247,53 @@ def test_gradients_through_norms_in_parts(norm: Callable[..., Tensor], dtype: to
             assert off <= 1.1 * usual + 16 * torch.finfo(torch.promote_types(dtype, e.dtype)).eps
 
 
+@pytest.mark.parametrize("act", [F.relu6, F.leaky_relu, lambda x: F.threshold(x, 0.7, 0.0)])
+def test_a_bend_keeps_a_mask(act: Callable[[Tensor], Tensor]) -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return (act(x @ w + 1) @ v).sum()
+
+    saved = kept_of(f, (8, 16), (16, 50), (50, 4))
+    assert sorted(str(t) for _, t, s in saved if {8, 50} == {*s}) == [
+        "torch.bfloat16",  # the product reads it
+        "torch.bool",
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["threshold", "hardtanh", "leaky_relu"])
+def test_gradients_at_a_bend(name: str, dtype: torch.dtype) -> None:
+    """Of numbers at the bend too, which half types round; some gradients are NaN.
+
+    That of NaN is left out: ATen's vectors and scalars differ.
+    """
+    at = torch.tensor([0.7, -0.7, 0.3, 0.0, -0.0, math.inf, -math.inf])
+    x = torch.cat([at, at.nextafter(at + 1), at.nextafter(at - 1), randn(100)]).to(dtype)
+    acts: dict[str, Callable[[Tensor], Tensor]] = {
+        "threshold": lambda x: F.threshold(x * 1, 0.7, 0.0),
+        "hardtanh": lambda x: F.hardtanh(x * 1, -0.7, 0.3),
+        "leaky_relu": lambda x: F.leaky_relu(x * 1, 0.3),
+    }
+    g = torch.where(torch.arange(x.numel()) % 7 == 0, math.nan, randn(x.numel())).to(dtype)
+    found = []
+    for run in (acts[name], torch.compile(acts[name], backend="lenz")):
+        leaf = x.clone().requires_grad_()
+        run(leaf).backward(g)
+        found.append(leaf.grad)
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+def test_an_activation_before_its_gate_is_computed_again() -> None:
+    """The norm's input is kept, and the product that the last convolution reads."""
+
+    def f(x: Tensor, w: Tensor, norm: Tensor, gate: Tensor, v: Tensor) -> Tensor:
+        y = F.conv2d(x, w)
+        y = F.hardswish(F.batch_norm(y, None, None, norm, norm, training=True))
+        return F.conv2d(y * F.conv2d(y.mean((2, 3), keepdim=True), gate).sigmoid(), v).sum()
+
+    saved = kept_of(f, (8, 16, 32, 32), (64, 16, 1, 1), (64,), (64, 64, 1, 1), (8, 64, 1, 1))
+    assert [s for *_, s in saved].count((8, 64, 32, 32)) == 2, saved
+
+
 def test_masks_are_kept_in_bytes_and_inputs_of_means_not_at_all() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         h = F.relu(F.conv2d(x, w))
