@@ -23,12 +23,27 @@ from lenz.traits import has, is_random
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+# Ops that torch's partitioner does not list: gathers and loops that are as cheap as a read, and
+# loops that fuse with others.
 CHEAP = (
     aten.hardswish,
     aten.glu,
     aten._prelu_kernel,
     aten.log_sigmoid_forward,
-)  # may be computed again
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_with_logits,
+    aten.mse_loss,
+    aten.huber_loss,
+    aten.smooth_l1_loss,
+    aten.soft_margin_loss,
+    aten.flip,
+    aten.roll,
+    aten.constant_pad_nd,
+    aten.repeat,
+    aten.tril,
+    aten.index_select,
+    aten.embedding,
+)
 LOOPS = (
     *CHEAP,
     aten.hardswish_backward,
@@ -39,6 +54,15 @@ LOOPS = (
     aten.log_sigmoid_backward,
     aten.mish_backward,
     aten.glu_backward,
+    aten.binary_cross_entropy_backward,
+    aten.mse_loss_backward,
+    aten.huber_loss_backward,
+    aten.smooth_l1_loss_backward,
+    aten.soft_margin_loss_backward,
+    aten.linalg_vector_norm,
+    aten.amin,
+    aten.prod,
+    aten.std_mean,
 )
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
 

@@ -216,9 +216,8 @@ def test_convolutions_are_kept_and_not_their_norms(
         large = [op for op, t, s in saved if len(s) == 4 and s[1] == 64 and t is dtype]
         # The second convolution has to read what the first one's activation gave; cuDNN's layout
         # of the input is a copy.
-        convolutions = [op for op in large if op == "convolution.default"]
         rest = [op for op in large if op not in ("convolution.default", "clone.default")]
-        assert len(convolutions) == 2 and len(rest) == 1, saved
+        assert len(large) == 3 + (dtype is torch.bfloat16) and len(rest) == 1, saved
 
 
 @pytest.mark.one_in(3)
