@@ -30,12 +30,22 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("LENZ_ON_ERROR", "raise")
         if os.environ.get("TEST_NATIVE") == "0":  # plans run by their Python functions
             patch.setenv("LENZ_NATIVE", "0")
+        # No test crashes the machine, and a flush to the disk takes 4 ms an entry of the cache.
+        patch.setattr("os.fsync", lambda file: None)
         # AOTAutograd runs first calls under a mode, and under modes plans run in Python.
-        if "torch" in sys.modules:
+        if torch := sys.modules.get("torch"):
             patch.setattr("torch._functorch.config.check_custom_op_aliasing", False)
+            if not (torch.version.cuda or torch.version.hip):
+                # For each absent kind of device, `torch.manual_seed` keeps a call with its stack.
+                for kind in (torch.cuda, torch.xpu, torch.mtia):
+                    patch.setattr(kind, "_lazy_call", lambda call, **how: None, raising=False)
         if "torch._dynamo" in sys.modules:
             # Dynamo times its guards once a compilation, with cold caches: 24 ms for a debug log.
             patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
+            # It writes its configuration down for a log of compilations that nobody keeps: 2 ms.
+            for name in ("_get_dynamo_config", "_scrubbed_inductor_config", "_functorch_config"):
+                name = f"torch._dynamo.utils.{name}_for_logging"
+                patch.setattr(name, lambda: None, raising=False)
             # AOTAutograd makes 12 fake tensors for `functionalize_rng_ops`, which is off: 5 ms.
             tracker = "torch._decomp.decompositions_for_rng.PhiloxStateTracker"
             patch.setattr(f"{tracker}.reset", lambda: None)
