@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-pytest.importorskip("sklearn")
-pytest.importorskip("rich")
+if not all(map(find_spec, ("sklearn", "rich"))):  # importing sklearn takes a second
+    pytest.skip("the demo needs sklearn and rich", allow_module_level=True)
 
 from examples.demo import digits, embed, run
 from lenz.errors import UserError
