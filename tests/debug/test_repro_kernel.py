@@ -23,9 +23,9 @@ from lenz.ir.reader import read
 CASES: dict[str, tuple[Callable[..., Any], list[Any], bool]] = {
     "softmax": (lambda x, y: torch.softmax(x * 2 + y, -1), [randn(33, 100), randn(100)], True),
     "halves": (lambda x: torch.tanh(x).sum(0), [randn(65, 300).bfloat16()], False),
-    "of f32 alone": (lambda x: torch.nn.functional.gelu(x) * 2, [randn(64, 768)], False),
     "gather": (lambda x, i: x[i] * 2, [randn(50, 7), torch.randint(0, 50, (300,))], False),
     "scan": (lambda x: x.cumsum(0).exp(), [randn(1000, 3)], False),
+    "of f32 alone": (lambda x: torch.nn.functional.gelu(x) * 2, [randn(64, 768)], False),
     "dropout": (lambda x: torch.nn.functional.dropout(x), [ones(5000)], False),
     "written": (lambda x, y: x.add_(y), [randn(40, 40), randn(40)], False),
     "bool": (lambda x: (x > 0) | x.isnan(), [randn(999)], False),
@@ -53,6 +53,7 @@ def ran(script: Path) -> tuple[float, float, float]:
     return error, near, share
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_each_kernel_runs_alone(name: str, tmp_path: Path, capsys: Any) -> None:
     fn, args, dynamic = CASES[name]

@@ -17,7 +17,7 @@ from tests.e2e.readers import LEFT, NATIVE, OFF, together, told, watched
 from tests.e2e.sweep import Row, cases, name_of, sweep
 
 # Equal parts of the tenth, so that workers share it.
-PARTS = 20
+PARTS = 40
 SEED = 2
 
 
@@ -39,7 +39,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.one_in(20, 2)
+@pytest.mark.one_in(40, 2)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_tenth_of_all_ops_agrees_with_eager(part: int, seed: int) -> None:
     every = sorted(keys([], DTYPES, MODES))
@@ -87,12 +87,12 @@ LOST_NAN = (
 )  # fmt: skip
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("part", range(4))
 def test_special_values_are_those_of_eager(part: int, seed: int) -> None:
     """NaN, infinities and zeros of both signs; `make special` takes all ops."""
     ops = {name_of(op): op for op in cases() if torch.float32 in op.supported_dtypes("cpu")}
-    chosen = [*LOST_NAN, *random.Random(seed).sample(sorted(ops), len(ops) // 20)][part::2]
+    chosen = [*LOST_NAN, *random.Random(seed).sample(sorted(ops), len(ops) // 20)][part::4]
     rows = [sweep(ops[name], torch.float32, 2, first=seed + k, special=True)
             for k, name in enumerate(chosen)]  # fmt: skip
     bad = [str(r) for r in rows if r.failures]

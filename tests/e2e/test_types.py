@@ -87,7 +87,7 @@ def test_what_torch_tells_of_types_is_right_or_corrected(request: pytest.Fixture
     pytest.importorskip("expecttest", reason="torch's op database needs it")
     ops = [op for op in cases() if FLOAT in op.supported_dtypes("cpu")]
     is_all = request.config.getoption("--all-ops", default=False)
-    chosen = ops if is_all else [o for k, o in enumerate(ops) if k % 48 == 0 or o.name in KNOWN]
+    chosen = ops if is_all else [o for k, o in enumerate(ops) if k % 96 == 0 or o.name in KNOWN]
     watch = Watch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -26,10 +26,10 @@ def check(seeds: Sequence[int], way: str, large: bool = False, long: bool = Fals
         assert not why, f"{p}\n{why}"
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("first", range(0, 18, 6))
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("first", range(0, 18, 3))
 def test_every_stage_gives_what_eager_gives(first: int) -> None:
-    check(range(first, first + 6), "oracle")
+    check(range(first, first + 3), "oracle")
 
 
 @pytest.mark.one_in(2)
@@ -42,12 +42,16 @@ def test_long_rows_give_what_eager_gives() -> None:
     check(range(1100, 1104), "cpu", long=True)
 
 
-def test_threads_that_call_one_function_get_their_own_results() -> None:
-    check(range(300, 304), "threads")
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("first", (300, 302))
+def test_threads_that_call_one_function_get_their_own_results(first: int) -> None:
+    check(range(first, first + 2), "threads")
 
 
-def test_steps_of_training_are_those_of_eager() -> None:
-    seeds = [s for s in range(400, 440) if program(s).grad][:4]
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("part", range(2))
+def test_steps_of_training_are_those_of_eager(part: int) -> None:
+    seeds = [s for s in range(400, 440) if program(s).grad][part:4:2]
     check(seeds, "steps")
 
 
