@@ -107,7 +107,11 @@ if isa := os.environ.get("TEST_ISA"):  # no option of pytest: other conftest fil
     limit(isa)
 
 
-HALF = 3  # of a test with so many cases, `make test` takes every second
+FEW, MANY = 3, 12  # of a test with so many cases, `make test` takes every third, or every sixth
+# In these rooms, whose tests compile little, it takes every second.
+CHEAP = (
+    "arch", "artifact", "errors", "files", "ir", "ops", "opt", "page", "runtime", "sym", "tune",
+)  # fmt: skip
 FAST = 4  # `--fast` takes one case in so many of every test
 
 
@@ -149,8 +153,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         sample, crossed = map(item.get_closest_marker, ("one_in", "diagonal"))
         step, first = (*sample.args, 0)[:2] if sample else (1, 0)
         turn, outside = turns[test], {"rest"}
-        if crossed or (not sample and cases[test] >= HALF):
-            (step,), turn = crossed.args if crossed else (2,), diagonal(item, places)
+        if crossed or (not sample and cases[test] >= FEW):
+            usual = 2 if item.path.parent.name in CHEAP else 6 if cases[test] >= MANY else 3
+            (step,), turn = crossed.args if crossed else (usual,), diagonal(item, places)
         if config.getoption("--fast"):
             step, outside = max(step, FAST), {"rest", "slow"}
         out = turn % step != first or any(m.name in outside for m in item.iter_markers())

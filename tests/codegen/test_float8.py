@@ -71,6 +71,7 @@ def cuda_graph(fn: Callable[..., Any], *args: Any) -> Graph:
     return lower(p, CX)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gpu(name: str) -> None:
     from tests.gpu_oracle import assert_triton

@@ -48,6 +48,7 @@ def test_rows_of_other_types(kind: ReduceKind, dtype: DType) -> None:
     check(row_reduction(kind, 3, 77, dtype), {"a": some(231, dtype)}, rtol=1e-12)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", ("max", "min", "argmax", "argmin"))
 @pytest.mark.parametrize("dtype", (BF16, F16, BOOL))
 def test_extremes_of_narrow_types(kind: ReduceKind, dtype: DType) -> None:

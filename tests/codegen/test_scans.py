@@ -43,7 +43,7 @@ def rows(
     )
 
 
-@pytest.mark.diagonal(2)
+@pytest.mark.diagonal(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", (1, 3, 8, 15, 16, 33, 64, 100))
 def test_along_vectors(kind: ScanKind, n: int) -> None:

@@ -151,6 +151,7 @@ def test_no_line_table_is_made_and_the_users_setting_stays() -> None:
     assert "TRITON_DISABLE_LINE_INFO" not in os.environ
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("k", WRONG, ids=lambda k: k.name)
 def test_a_wrong_text_is_an_error_with_its_name(k: KernelText) -> None:
     with pytest.raises(InternalError, match=k.name):

@@ -157,6 +157,7 @@ HUGE = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", HUGE)
 def test_indices_have_64_bits_where_32_are_not_enough(name: str) -> None:
     made = emit(graph(HUGE[name]))

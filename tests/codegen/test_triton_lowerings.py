@@ -152,6 +152,7 @@ def as_eager(fn: Callable[..., Any], *inputs: Tensor) -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(("mode", "padding", "align"), SAMPLINGS)
 def test_samples_at_the_points_of_a_grid(mode: int, padding: int, align: bool) -> None:
     """Images, and volumes but for bicubic sampling."""

@@ -113,7 +113,7 @@ ONE_KERNEL = (
 )  # fmt: skip
 
 
-@pytest.mark.diagonal(2)
+@pytest.mark.diagonal(4)
 @pytest.mark.parametrize("tiles", (None, TINY), ids=("usual", "tiny"))
 @pytest.mark.parametrize("name", CASES)
 def test_parts_of_models(name: str, tiles: Shape | None, all_kernels: bool) -> None:

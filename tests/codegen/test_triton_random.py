@@ -35,6 +35,7 @@ def in_pairs(s: Schedule) -> bool:
     return any("random_pairs" in emit(k).text for k in kernels_of(s))
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("shape", "axes", "number", "pairs"),
     [

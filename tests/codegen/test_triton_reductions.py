@@ -62,7 +62,7 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randint(low, 3, shape, generator=g).to(dtype)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str, all_kernels: bool) -> None:
     shape, dims, kind = FORMS[form]

@@ -134,6 +134,7 @@ def test_flipped_bytes_of_a_bundle_change_no_entry(say: Say, store: Store, tmp_p
     assert known == {f: store.read(f) for f, *_ in store.files()}
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -48,6 +48,7 @@ def test_a_failure_is_the_status(cache: Path, capsys: pytest.CaptureFixture[str]
     assert "set LENZ_CACHE_DIR to a folder of your own" in out
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.skipif(sys.platform == "win32", reason="folders have access lists there")
 @pytest.mark.parametrize("inside", ["", "v2", "v2/3"])
 def test_a_cache_that_others_can_write_to_is_a_failure(cache: Path, inside: str) -> None:

@@ -196,7 +196,7 @@ def test_memory_serves_again_behind_the_wait(group: str) -> None:
     assert [a.reused_from for a in graph.allocs] == [None, "mul"], graph.source
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_program(seed: int, group: str) -> None:
     f = as_function(drawn(seed, 24, real=False), group, 2)

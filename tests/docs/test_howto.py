@@ -44,7 +44,7 @@ def faults(page: Path, said: Connection) -> None:
         raise
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("page", PAGES, ids=[p.stem for p in PAGES])
 def test_a_howto_runs(page: Path) -> None:
     runs(page)

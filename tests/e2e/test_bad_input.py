@@ -155,6 +155,7 @@ EMPTY: list[Callable[[Tensor], Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("number", range(len(EMPTY)))
 def test_extrema_of_nothing(number: int, dynamic: bool) -> None:
@@ -226,6 +227,7 @@ ALL_READ: dict[str, Fn] = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", ALL_READ)
 def test_a_check_is_done_once_where_all_is_read(name: str, dynamic: bool) -> None:

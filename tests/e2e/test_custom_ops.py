@@ -226,6 +226,7 @@ LIES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", LIES)
 def test_a_fake_form_that_lies_is_named(name: str, dynamic: bool) -> None:

@@ -133,6 +133,7 @@ USES: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # they run in eager
 @pytest.mark.parametrize("use", USES)
 def test_kernels_with_numbers_beyond_64_bits(use: str) -> None:

@@ -173,6 +173,7 @@ def test_flexible_attention(masked: bool, dynamic: bool, monkeypatch: pytest.Mon
     assert calls == {"aten.bmm.default"}
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
 def test_flexible_attention_is_that_of_eager(dtype: torch.dtype) -> None:
     """Also where a row is masked out, and with the strides of the queries."""

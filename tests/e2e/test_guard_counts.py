@@ -68,7 +68,7 @@ def seen(fn: Fn, backend: str, sizes: Sequence[int]) -> tuple[list[int], list[li
     return counts, found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", CASES)
 def test_guards_and_compilations_are_those_of_aot_eager(name: str) -> None:
     (theirs, their_guards), (ours, our_guards) = (

@@ -85,6 +85,7 @@ def test_a_draw_that_only_gives_a_shape_is_drawn() -> None:
     assert torch.equal(run(), want)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_seed_gives_the_same_numbers_and_calls_give_others(name: str) -> None:
     run = through(DRAWS[name])
@@ -227,6 +228,7 @@ def test_multinomial_draws_no_place_twice_and_refuses_what_eager_refuses() -> No
         assert run(torch.rand(3, 40).half()).dtype is torch.int64
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", COUNTED)
 def test_counts(name: str) -> None:
     """Each count is binomial: five standard deviations are one chance in two million."""

@@ -184,6 +184,7 @@ def test_the_part_of_lenz_is_no_pickle(tmp_path: Path) -> None:
         assert name.partition(".")[0] in ("graph", "object", "constant", "plan"), name
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("how", "why"),
     [

@@ -217,6 +217,7 @@ def test_positions_that_are_quotients_are_checked_for_both() -> None:
         run(table, i * 20, j)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("fn", "args"),
     [

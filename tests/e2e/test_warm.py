@@ -275,6 +275,7 @@ def test_saved_tensors_are_checked_and_freed(folder: str) -> None:
         y.sum().backward()
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("damage", ["cut", "other", "halves", "guards", "classes"])
 def test_a_damaged_trace_is_traced_again(
     folder: str, traced: list[int], damage: str, monkeypatch: pytest.MonkeyPatch

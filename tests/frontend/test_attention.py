@@ -165,6 +165,7 @@ def positions(n: Any) -> tuple[Tensor, Tensor]:
     return torch.arange(n)[:, None], torch.arange(n) + 0
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("mask", "want"),
     [
@@ -373,6 +374,7 @@ MASKED = [
 ]
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("case", range(len(MASKED)))
 @pytest.mark.parametrize("grad", [False, True])
 def test_masked_attention_on_cuda_is_fused(case: int, grad: bool, fused_if_fitted: None) -> None:

@@ -22,6 +22,7 @@ def weights(gates: int) -> list[Tensor]:
     return [t.requires_grad_() for t in made]
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("given", GIVEN)
 def test_lstm(given: list[bool]) -> None:
     x, h, cx, x_bias, h_bias = leaves = weights(4)

@@ -127,6 +127,7 @@ def test_passes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{HERE}:to_cos" in Options.from_environment().key()
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("given", "what"),
     [

@@ -31,6 +31,7 @@ def names_of(x: Tensor, fn: Callable[[Tensor], Tensor]) -> list[set[str]]:
     return [{str(n.target) for n in p.nodes} for p in programs_of(fn, x)]
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_gradient_is_one_op_and_eagers(way: str, last: bool) -> None:
@@ -76,7 +77,7 @@ def test_torch_is_as_before() -> None:
     assert not any(key in op._dispatch_cache for op in ops for key in KEYS)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("factor", [1.1, 1.3, 2.1])
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
@@ -89,6 +90,7 @@ def test_factors_that_change_no_size_or_double_it(mode: str, factor: float, dyna
             torch.testing.assert_close(run(given), fn(given))
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_images_of_bytes_are_eagers(mode: str, last: bool) -> None:
@@ -101,6 +103,7 @@ def test_images_of_bytes_are_eagers(mode: str, last: bool) -> None:
         assert torch.equal(run(x), fn(x)) and run(x).stride() == fn(x).stride()
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_factors_that_change_no_size_on_gpus(mode: str) -> None:
     """Images that keep both sizes are copied."""

@@ -314,6 +314,7 @@ def test_an_empty_slice_begins_at_most_at_the_end() -> None:
     agrees(f, torch.arange(9.0).view(3, 1, 3, 1))
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("way", ("oracle", "triton"))
 @pytest.mark.parametrize("value", (3.0, float("nan")))
 def test_a_check_of_a_masked_value_counts_where_the_mask_holds(way: str, value: float) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.fuzz import indices
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("way", indices.WAYS)
 def test_random_expressions(way: str) -> None:
     if way == "triton":

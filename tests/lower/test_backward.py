@@ -103,6 +103,7 @@ def test_batch_norm(train: bool, dtype: torch.dtype) -> None:
 MASKS = [(True, False, False), (False, True, False), (False, False, True), (True, True, True)]
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(mask: tuple[bool, bool, bool]) -> None:
     """Only what the mask asks for is computed, and it does not depend on the rest."""

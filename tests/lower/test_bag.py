@@ -44,6 +44,7 @@ def test_padding_and_weights(dynamic: bool) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("padding", (-1, 3))
 @pytest.mark.parametrize("mode", (0, 1, 2))
 def test_gradients_of_bags_of_any_size(mode: int, padding: int) -> None:
@@ -84,6 +85,7 @@ def test_a_row_outside_is_an_error_and_other_bags_stay_eager() -> None:
     check(lambda w, i, o: F.embedding_bag(i.view(-1), w, o), W, IDX, offsets, native=False)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("mode", ("sum", "mean", "max"))
 def test_a_last_offset_is_no_bag_on_gpus(mode: str) -> None:
     """There the sizes of bags have one element more than the gradient has rows."""

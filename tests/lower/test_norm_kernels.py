@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...], bool, list[int]]] = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", CASES)
 def test_large_inputs_are_read_twice(name: str) -> None:
     """sum(dy) and sum(dy * xhat) share one pass, in both parts where they are cut in two."""

@@ -99,6 +99,7 @@ def test_functions_of_floats(dtype: torch.dtype) -> None:
     check_all(ACTIVATIONS, special(dtype))
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("dtype", (*INTS, torch.bool), ids=str)
 def test_functions_of_integers(dtype: torch.dtype) -> None:
     check_all(UNARY | POSITIVE, ints(dtype, 4, 3))
@@ -210,6 +211,7 @@ def test_comparison_rounds_the_scalar_as_eager_does() -> None:
     check(lambda x, y: x == y, x, torch.tensor(0.1), exact=True)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 0.5, -0.5, -1, -2, 1.5, -3, 7])
 @pytest.mark.parametrize("dtype", (*FLOATS, torch.int64, torch.int8), ids=str)
 def test_pow_by_scalar(exponent: float, dtype: torch.dtype) -> None:
@@ -272,6 +274,7 @@ def test_clamp(dtype: torch.dtype) -> None:
     check(lambda x: x.clamp_min(torch.tensor(1)), x)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("dtype", (*FLOATS, torch.int64), ids=str)
 def test_addcmul_addcdiv_lerp(dtype: torch.dtype) -> None:
     x = floats(dtype, 2, 3) if dtype.is_floating_point else ints(dtype, 2, 3)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tests.lower.harness import check
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("padding", ("zeros", "border", "reflection"))
 @pytest.mark.parametrize("mode", ("bilinear", "nearest"))
 def test_points_that_are_no_number_or_infinite(mode: str, padding: str) -> None:

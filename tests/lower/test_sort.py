@@ -93,6 +93,7 @@ PICKS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", PICKS)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int32), ids=str)
 def test_what_a_sorted_row_gives(name: str, dtype: torch.dtype) -> None:

@@ -63,6 +63,7 @@ def test_polygamma_of_doubles(n: int) -> None:
         assert off <= max(2 * theirs, 2e-15), f"{n} at {a}: {off} and eager {theirs}"
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", "tuvw")
 def test_chebyshev(kind: str) -> None:
     """Orders by element, below 0 too; the ends of the interval and beyond; scalars."""

@@ -20,6 +20,7 @@ FORMS: list[tuple[Any, Any, Any, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_unfold_and_fold(form: tuple[Any, Any, Any, Any]) -> None:
     for shape in ((2, 3, 8, 9), (3, 8, 9)):

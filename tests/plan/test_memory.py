@@ -75,6 +75,7 @@ ONE_AFTER_THE_OTHER = BRANCHES.replace("} else {", "} if b < 2 {")
 REVISITED = "for s in 2 : seq { for i in 64 : vector { store(%y, [i], load(%a, [i])) } }"
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("body", "kind", "overwrites_a", "overwrites_b"),
     [

@@ -37,6 +37,7 @@ FORGED = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("what", FORGED)
 def test_what_is_no_name_is_refused(what: str) -> None:
     with pytest.raises(ValueError, match="cannot be a name"):

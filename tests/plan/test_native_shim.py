@@ -81,6 +81,7 @@ def ops(known: dict[str, list[str]], kind: str) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_arguments_are_those_of_the_headers(kind: str, empty: bool) -> None:

@@ -79,6 +79,7 @@ def test_results(
         assert r.why == "native code does not run it", "it has been captured"
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("every", [0, 3])
 @pytest.mark.parametrize("fails", [False, True])
 def test_training(
@@ -283,6 +284,7 @@ def clocked(
     monkeypatch.setattr(trial, "timed_call", timed)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("plain", "replayed", "host", "is_chosen"),
     [
