@@ -37,7 +37,8 @@ def work(name: str, device: str) -> list[Row]:
     import torch
 
     torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = False
+    if device == "cuda":  # torch's op database freezes such flags
+        torch.backends.cudnn.allow_tf32 = False
     from tests.models.architectures import Unbuilt
     from tests.models.compare import compare, judge
     from tests.models.families import MODELS, example, kinds
