@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -107,8 +108,10 @@ if isa := os.environ.get("TEST_ISA"):  # no option of pytest: other conftest fil
     limit(isa)
 
 
-FEW, MANY = 3, 12  # of a test with so many cases, `make test` takes every third, or every sixth
-# In these rooms, whose tests compile little, it takes every second.
+# Of a test with so many cases, `make test` takes every third, or every sixth. Of two cases it takes
+# one by the name of the test, so that it is not always the first value of a switch.
+FEW, MANY = 3, 12
+# In these rooms, whose tests compile little, it takes every second of three or more.
 CHEAP = (
     "arch", "artifact", "errors", "files", "ir", "ops", "opt", "page", "runtime", "sym", "tune",
 )  # fmt: skip
@@ -153,8 +156,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         sample, crossed = map(item.get_closest_marker, ("one_in", "diagonal"))
         step, first = (*sample.args, 0)[:2] if sample else (1, 0)
         turn, outside = turns[test], {"rest"}
+        is_cheap = item.path.parent.name in CHEAP
+        if cases[test] == 2 and not (sample or crossed or is_cheap):
+            step, first = 2, crc32(test.encode()) % 2
         if crossed or (not sample and cases[test] >= FEW):
-            usual = 2 if item.path.parent.name in CHEAP else 6 if cases[test] >= MANY else 3
+            usual = 2 if is_cheap else 6 if cases[test] >= MANY else 3
             (step,), turn = crossed.args if crossed else (usual,), diagonal(item, places)
         if config.getoption("--fast"):
             step, outside = max(step, FAST), {"rest", "slow"}

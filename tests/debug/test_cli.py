@@ -73,6 +73,7 @@ def test_a_function_that_explains_itself(
     assert capsys.readouterr().out.startswith("1 graph; 2 launches in this call;")
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

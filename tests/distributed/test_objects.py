@@ -63,6 +63,7 @@ def compiled(f: Callable[..., Any], **options: object) -> Callable[..., Any]:
     return torch.compile(f, backend="lenz", options=chosen, fullgraph=True)  # type: ignore[arg-type]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", [Box, Constant])
 def test_an_object_reaches_the_op_that_takes_it(kind: Any, ops: Any) -> None:
     op = ops.by if kind is Box else ops.by_constant

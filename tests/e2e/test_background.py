@@ -158,6 +158,7 @@ def test_autocast_and_arguments_that_are_written(made: list[Background], tmp_pat
     assert switched(made) == [True]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("why", "given", "dynamic"),
     [

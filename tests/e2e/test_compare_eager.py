@@ -51,6 +51,7 @@ class Net(nn.Module):
         return nn.functional.dropout(self.head(self.norm(x)), 0.5)
 
 
+@pytest.mark.one_in(1)
 def test_a_step_of_training_is_seen_once(faster: str) -> None:
     torch.manual_seed(3)
     model = Net()

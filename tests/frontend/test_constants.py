@@ -148,6 +148,7 @@ def test_values_of_plain_shape_may_follow_a_symbolic_size() -> None:
         torch.testing.assert_close(compiled(x), f(x))
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     "divide",
     [lambda a, b: torch.div(a, b, rounding_mode="trunc"), torch.ops.prims.div],
