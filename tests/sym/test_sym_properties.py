@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, permutations, product
+from itertools import pairwise
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lenz.ir.lexer import read_sym
 from lenz.sym import (
@@ -253,32 +255,36 @@ def test_equal_keys_mean_equal_nodes() -> None:
     assert len(seen) > 500
 
 
-def test_reshape_and_back_is_the_same_index() -> None:
+SHAPES = st.lists(st.integers(2, 9), min_size=1, max_size=5)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(SHAPES, SHAPES)
+def test_reshape_and_back_is_the_same_index(shape: list[int], other: list[int]) -> None:
     """An index of one shape, read through another shape of as many elements and back."""
-    rng = Random(0)
-    for _ in range(300):
-        shape, other = ([rng.randint(2, 9) for _ in range(rng.randint(1, 5))] for _ in range(2))
-        first, second = [*shape, _size(other)], [*other, _size(shape)]
-        axes = [Var(f"a{i}", 0, n - 1) for i, n in enumerate(first)]
-        there = _split(_flatten(list(axes), first), second)
-        assert _split(_flatten(there, second), first) == axes, f"{first} and {second}"
+    first, second = [*shape, _size(other)], [*other, _size(shape)]
+    axes = [Var(f"a{i}", 0, n - 1) for i, n in enumerate(first)]
+    there = _split(_flatten(list(axes), first), second)
+    assert _split(_flatten(there, second), first) == axes
 
 
-def test_symbolic_reshape_and_back() -> None:
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.permutations(["s0", "s1", "s2"]), st.integers(1, 4))
+def test_symbolic_reshape_and_back(names: list[str], k: int) -> None:
     """One flat index split over symbolic sizes and flattened is itself.
 
     An index of these sizes survives too.
     """
-    for names, k in product(permutations(["s0", "s1", "s2"]), range(1, 5)):
-        shape: list[Sym] = [Var(n, 1) for n in names]
-        shape.insert(k % 3, Int(k + 1))
-        total: Sym = Int(1)
-        for n in shape:
-            total = total * n
-        f = Var("f", 0, below=total)
-        assert _flatten(_split(f, shape), shape) is f, f"{names}, {k}"
-        axes = [Var(f"a{i}", 0, below=n) for i, n in enumerate(shape)]
-        assert _split(_flatten(list(axes), shape), shape) == axes, f"{names}, {k}"
+    shape: list[Sym] = [Var(n, 1) for n in names]
+    shape.insert(k % 3, Int(k + 1))
+    total: Sym = Int(1)
+    for n in shape:
+        total = total * n
+    f = Var("f", 0, below=total)
+    assert _flatten(_split(f, shape), shape) is f
+    axes = [Var(f"a{i}", 0, below=n) for i, n in enumerate(shape)]
+    assert _split(_flatten(list(axes), shape), shape) == axes
 
 
 def _size(shape: list[int]) -> int:
