@@ -51,7 +51,7 @@ class Native:
 
 
 def native(p: ir.Plan, layout: TorchLayout) -> Native:
-    """The code of a plan. Raises Refused."""
+    """The code of a plan. Raises NotNative."""
     f = Frame(layout)
     for s in (*p.inputs, *p.constants, *p.flat):
         if isinstance(s, ir.Input | ir.Alloc | ir.Alias | ir.Lay):

@@ -62,7 +62,7 @@ class NativeBuffer:
 
 
 def kind_and_number(device: str) -> tuple[str, int]:
-    """The type and number of a device; CPUs have the number -1. Raises Refused for others."""
+    """The type and number of a device; CPUs have the number -1. Raises NotNative for others."""
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda"):
         raise NotNative(f"tensors on {device}")
