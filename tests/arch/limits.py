@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_681,
-    "artifact": 735,
-    "commands": 852,
-    "debug": 1_631,
+    ".": 2_686,
+    "artifact": 733,
+    "commands": 850,
+    "debug": 1_583,
     "first_calls": 331,
-    "frontend": 4_006,
-    "ir": 4_013,
-    "lower": 5_656,
-    "machine": 5_673,
-    "ops": 2_117,
-    "opt": 1_559,
-    "page": 463,
-    "plan": 2_264,
-    "runtime": 823,
-    "schedule": 1_533,
-    "sym": 1_155,
+    "frontend": 4_031,
+    "ir": 4_068,
+    "lower": 5_589,
+    "machine": 5_643,
+    "ops": 2_073,
+    "opt": 1_541,
+    "page": 458,
+    "plan": 2_236,
+    "runtime": 831,
+    "schedule": 1_518,
+    "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_492
+TOTAL_CODE_LINES = 35_321
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
