@@ -51,7 +51,7 @@ def in_scalar(x: Value, index: Value, value: At, **how: Any) -> At:
 def placed(
     x: Value, d: int, index: Value, at: Callable[[Index], Index], **how: Any
 ) -> Callable[[Index], Place]:
-    """At i of `x`, but in dimension d at the position in element at(i) of `index`.
+    """Element i of `x`, but in dimension d at the position in element at(i) of `index`.
 
     An index without dimensions has one position. A scalar has no place to check: see `in_scalar`.
     `how` is as for `checked`.

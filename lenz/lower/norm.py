@@ -138,12 +138,21 @@ def _normalised(
 
 
 @lowering("native_group_norm")
-def native_group_norm(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
+def native_group_norm(
+    b: GraphBuilder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: Sym | int,
+    C: Sym | int,
+    HxW: Sym | int,
+    group: Sym | int,
+    eps: float,
+) -> tuple[Value, Value, Value]:
     """Normalisation over groups of channels of [N, C, ...], scale and shift per channel."""
-    x, weight, bias, _, channels, _, group, eps = args
     if ZERO in x.shape[1:]:
         raise Decline("the norm of an empty tensor")
-    s = group_of(x.shape, channels, group)
+    s = group_of(x.shape, C, group)
 
     def shifted(e: Expr, i: Index) -> Expr:
         return scaled(e, weight, bias, (i[1],))

@@ -20,6 +20,7 @@ from lenz.lower.dims import Split, count, cut, reduce_over, sum_rows
 from lenz.lower.norm import Groups, group_of, invstd_of, scaled
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
+from lenz.sym import Sym
 
 
 def row_gradient(
@@ -94,10 +95,21 @@ def _rows_backward(
 
 
 @lowering("native_group_norm_backward")
-def native_group_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | None, ...]:
+def native_group_norm_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    N: Sym | int,
+    C: Sym | int,
+    HxW: Sym | int,
+    group: Sym | int,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
     """dx, dweight, dbias: one pass over the data computes sums per channel, the rest is small."""
-    grad, x, mean, rstd, weight, _, channels, _, group, mask = args
-    s = group_of(x.shape, channels, group)
+    s = group_of(x.shape, C, group)
     acc = compute_dtype(x.dtype)
     spatial, dy = Split(x.shape, tuple(range(2, x.rank))), reader(grad, acc)
 
@@ -105,15 +117,14 @@ def native_group_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | Non
         return ops.cast(v.compute(s.row(i)), acc)
 
     def xhat(i: Index) -> Expr:
-        centred: Expr = x.compute(i) - stat(mean, i)
-        return centred * stat(rstd, i)
+        return (x.compute(i) - stat(mean, i)) * stat(rstd, i)
 
     def total(at: At, name: str) -> Value:
         return reduce_over(b, "sum", spatial, False, at, None, b.temp(x.shape[:2], acc, x), name)
 
     sum_dy, sum_dyx = total(dy, "sum_dy"), total(lambda i: dy(i) * xhat(i), "sum_dyx")
     dx = dweight = dbias = None
-    if mask[0]:
+    if output_mask[0]:
         first, second = (_group_mean(b, s, v, weight) for v in (sum_dy, sum_dyx))
 
         def at(i: Index) -> Expr:
@@ -122,9 +133,9 @@ def native_group_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | Non
             return stat(rstd, i) * (e - xhat(i) * second.at(row))
 
         dx = b.map(at)
-    if mask[1]:
+    if output_mask[1]:
         dweight = _over_batch(b, sum_dyx, 1, "dweight")
-    if mask[2]:
+    if output_mask[2]:
         dbias = _over_batch(b, sum_dy, 2, "dbias")
     return dx, dweight, dbias
 
@@ -148,13 +159,25 @@ def _over_batch(b: GraphBuilder, v: Value, position: int, name: str) -> Value:
 
 
 @lowering("native_batch_norm_backward", "batch_norm_backward")
-def native_batch_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | None, ...]:
+def native_batch_norm_backward(
+    b: GraphBuilder,
+    grad: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_invstd: Value | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Value | None = None,
+) -> tuple[Value | None, ...]:
     """dx, dweight, dbias; without training the statistics are constants.
 
     In the form with the library's `reserve`, the saved "variance" is 1/sqrt(var + eps).
     """
-    grad, x, weight, *statistics, train, eps, mask = args[:10]  # without the reserve
-    mean, given = statistics[2:] if train else statistics[:2]  # saved ones, or the running ones
+    mean, given = (save_mean, save_invstd) if train else (running_mean, running_var)
     if mean is None or given is None:
         which = "saved" if train else "running"
         raise Decline(f"batch norm backward without {which} statistics")
@@ -166,15 +189,14 @@ def native_batch_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | Non
         return ops.cast(rstd.compute((i[1],)), acc)
 
     def xhat(i: Index) -> Expr:
-        centred: Expr = x.compute(i) - ops.cast(mean.compute((i[1],)), acc)
-        return centred * scale(i)
+        return (x.compute(i) - ops.cast(mean.compute((i[1],)), acc)) * scale(i)
 
     def total(at: At, name: str) -> Value:
         return reduce_over(b, "sum", s, False, at, None, b.temp(s.rows, acc, x), name)
 
-    in_dx = train and mask[0]
-    dbias = total(dy, "dbias") if mask[2] or in_dx else None
-    dweight = total(lambda i: dy(i) * xhat(i), "dweight") if mask[1] or in_dx else None
+    in_dx = train and output_mask[0]
+    dbias = total(dy, "dbias") if output_mask[2] or in_dx else None
+    dweight = total(lambda i: dy(i) * xhat(i), "dweight") if output_mask[1] or in_dx else None
 
     def dx(i: Index) -> Expr:
         """invstd * weight * (dy - sum(dy)/n - xhat * sum(dy * xhat)/n); in evaluation no sums."""
@@ -190,7 +212,7 @@ def native_batch_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | Non
         return v if v is None or type is None or v.dtype is type.dtype else b.map(v.at, type)
 
     return (
-        b.map(dx) if mask[0] else None,
-        result(dweight, 1) if mask[1] else None,
-        result(dbias, 2) if mask[2] else None,
+        b.map(dx) if output_mask[0] else None,
+        result(dweight, 1) if output_mask[1] else None,
+        result(dbias, 2) if output_mask[2] else None,
     )

@@ -136,12 +136,19 @@ def _combined(
 
 @lowering("scatter_reduce.two")
 def scatter_reduce(
-    b: GraphBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, **own: bool
+    b: GraphBuilder,
+    x: Value,
+    dim: int,
+    index: Value,
+    src: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
 ) -> Value:
     """out[.., index[i], ..] combined with src[i] by sum, prod, mean, amax or amin."""
     place = _along(x, dim, index)
     value = in_scalar(x, index, lambda i: src.at(i[: src.rank]), fault="assert_in_bounds")
-    return _combined(b, x, (index.shape, place, value), reduce, **own)
+    return _combined(b, x, (index.shape, place, value), reduce, include_self)
 
 
 def _put_masked(
@@ -247,11 +254,18 @@ def index_fill(b: GraphBuilder, x: Value, dim: int, index: Value, value: Operand
 
 @lowering("index_reduce")
 def index_reduce(
-    b: GraphBuilder, x: Value, dim: int, index: Value, source: Value, reduce: str, **own: bool
+    b: GraphBuilder,
+    x: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
 ) -> Value:
     """Slices of x combined with slices of source by prod, mean, amax or amin."""
     slices = _slices(x, dim, index, lambda i: source.at(i[: source.rank]))
-    return _combined(b, x, slices, reduce, **own)
+    return _combined(b, x, slices, reduce, include_self)
 
 
 @lowering("put", any_dtype=True)
