@@ -252,6 +252,15 @@ def test_what_follows_a_lie_has_the_strides_of_what_was_told(way: str) -> None:
     assert got[1].stride() == want[1].stride()
 
 
+def test_a_scalar_is_looked_up_in_other_tiles_than_the_usual() -> None:
+    """A loop without dimensions has no last one whose lanes read anywhere in a row."""
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        return torch.bucketize(a, torch.tensor([-2.0, 0.0, 3.0], device=a.device))
+
+    agrees(f, torch.tensor(1.0), way="tiny")
+
+
 def test_strides_over_what_was_told_of_a_custom_op() -> None:
     """Only a call read the result, which kept its real strides; the call's kernels read others."""
 

@@ -160,7 +160,7 @@ def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
         tile = 256 if total <= 1 << 15 and isinstance(g.domain.rows, Int) else 512
         return Tile("pointwise", _widths(axes, tile, env), tile // 256)
     places = [x for n in g.nests for e in loads_of(n.body) for x in loads_of(*e.args)]
-    if any(axes[-1].var in vars_of(x) for x in places):
+    if any(a.var in vars_of(x) for a in axes[-1:] for x in places):
         # Lanes read anywhere in a row. 64 channels of 16 images at the points of a grid take 31 us
         # by rows, 74 in tiles of 4 rows, which do not fit in the cache together.
         widths = _widths(axes[-1:], shape.tile, env)
