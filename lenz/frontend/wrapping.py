@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._dynamo  # before AOTAutograd, whose modules import it
 import torch._functorch.config as functorch_config
 from torch._functorch._aot_autograd import descriptors, functional_utils, runtime_wrappers, schemas
 from torch._guards import TracingContext
