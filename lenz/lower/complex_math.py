@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lenz import ops
 from lenz.ir.expr import Expr, const
-from lenz.lower.builder import GraphBuilder, Value
-from lenz.lower.complex import Pair, elementwise, rule
+from lenz.lower.builder import Decline, GraphBuilder, Value, giving
+from lenz.lower.complex import PARTS, Complex, Pair, elementwise, rule
+from lenz.lower.dims import count, cut
 from lenz.lower.operand import element
+from lenz.lower.reduce import Dim, accumulate
 from lenz.lower.registry import lowering
+from lenz.machines import runs_programs
 
 
 def mul(x: Pair, y: Pair) -> Pair:
@@ -165,6 +170,21 @@ for _names, _formula in _FORMULAS.items():
 def addcmul(b: GraphBuilder, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
     """x + value y z."""
     return elementwise(_sum)(b, x, y, z, value)
+
+
+@rule("mean")
+def mean(b: GraphBuilder, z: Any, dim: Dim = None, keepdim: bool = False, **_: Any) -> Complex:
+    """The sum divided by the number of elements, which is a complex number on CPUs."""
+    if not isinstance(z, Complex):
+        raise Decline("the mean of real numbers in a complex type")
+    part = replace(b.result, dtype=PARTS[b.result.dtype])
+    n = count(cut(z.shape, dim).over, part.dtype)
+    finish = (lambda total: total / n) if runs_programs(part.device) else None
+    sums = [
+        giving(b, (part,), partial(accumulate, b, "sum", x, dim, keepdim, finish)) for x in z.parts
+    ]
+    total = Complex(b, b.result, parts=lambda: (sums[0], sums[1]))
+    return total if finish else elementwise(lambda z: div(z, (n, const(0, part.dtype))))(b, total)
 
 
 def _of_reals(name: str, fn: Callable[[Expr, Expr], Pair]) -> None:

@@ -163,6 +163,15 @@ def test_ends_part_by_part(name: str) -> None:
     torch.testing.assert_close(*pairs, equal_nan=True)
 
 
+@pytest.mark.parametrize("dim", [-1, 0, None])
+def test_a_mean_is_divided_by_a_complex_number(dim: int | None) -> None:
+    """Eager's mean of an infinity and 1 is infinity + NaN i."""
+    run = lambda z: torch.mean(z, dim)
+    z = torch.stack(ends(), -1)
+    pairs = (torch.view_as_real(t) for t in (evaluated(run, z)[1][0], run(z)))
+    torch.testing.assert_close(*pairs, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", (*UNARY, "div"))
 def test_ends(name: str) -> None:
     """Relative to the size of the number; where eager gives a NaN in a part, one part is NaN."""
