@@ -23,8 +23,8 @@ from lenz.traits import has, is_random
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-# Ops that torch's partitioner does not list: gathers and loops that are as cheap as a read, and
-# loops that fuse with others.
+# What torch's partitioner does not list: ops that are as cheap as a read, which may be computed
+# again, and loops that fuse with others.
 CHEAP = (
     aten.hardswish,
     aten.glu,
