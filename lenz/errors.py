@@ -71,18 +71,28 @@ class InternalError(LenzError):
         rule: str = "",
         line: str = "",
         repro: str = "",
-        **rest: str,
+        where: str = "",
+        hint: str = "",
     ) -> None:
-        super().__init__(what, **rest)
+        super().__init__(what, where=where, hint=hint)
         self.pass_name = pass_name
         self.rule = rule
         self.line = line
         self.repro = repro
 
-    def located(self, **facts: str) -> InternalError:
+    def located(
+        self, *, pass_name: str = "", line: str = "", repro: str = "", hint: str = ""
+    ) -> InternalError:
         """Return the same error with the named parts filled in if they were empty."""
-        known = {k: v for k in PARTS if (v := getattr(self, k))}
-        return InternalError(self.what, **{**facts, **known})
+        return InternalError(
+            self.what,
+            pass_name=self.pass_name or pass_name,
+            rule=self.rule,
+            line=self.line or line,
+            repro=self.repro or repro,
+            where=self.where,
+            hint=self.hint or hint,
+        )
 
     def __str__(self) -> str:
         after = f" after {self.pass_name}" if self.pass_name else ""
@@ -100,7 +110,6 @@ class InternalError(LenzError):
         return "\n".join(lines)
 
 
-PARTS = ("pass_name", "rule", "line", "repro", "where", "hint")  # of an InternalError's message
 RUN_EAGERLY = 'on_error="eager", the default, runs such a graph in eager'
 REPORT = "report it with the saved files; until it is fixed you only lose speed"
 
