@@ -9,42 +9,12 @@ from torch.fx import Node
 
 from lenz.debug import report
 from lenz.debug.report import ExternReport, GraphReport, KernelReport, MemoryReport
+from lenz.ir.alive import aliased, bytes_alive
 from lenz.ir.graph import Extern, Graph, outs_of
 from lenz.ir.kernel import Schedule
-from lenz.ir.plan import Alias, Alloc, CallStep, Free, Input, Keep, LaunchStep, Plan, Reuse
+from lenz.ir.plan import Alloc, CallStep, LaunchStep, Plan
 from lenz.ir.printer import show
-from lenz.ir.tensor import Buffer
-from lenz.records import dataclass, field
 from lenz.sym import SymEnv
-
-
-@dataclass(slots=True)
-class Alive:
-    """Live memory with the names that hold it, and the bytes in all."""
-
-    roots: dict[str, str] = field(default_factory=dict)
-    names: dict[str, set[str]] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    bytes: int = 0
-
-    def add(self, name: str, size: int) -> None:
-        """Add new memory under a name."""
-        self.roots[name], self.names[name], self.sizes[name] = name, {name}, size
-        self.bytes += size
-
-    def share(self, name: str, source: str) -> None:
-        """Add a name for the memory of `source`; an unknown source is the caller's memory."""
-        if source not in self.roots:
-            self.add(source, 0)
-        self.roots[name] = self.roots[source]
-        self.names[self.roots[name]].add(name)
-
-    def drop(self, name: str) -> None:
-        """Drop a name, and the memory with its last name."""
-        root = self.roots.pop(name)
-        self.names[root].discard(name)
-        if not self.names[root]:
-            self.bytes -= self.sizes.pop(root)
 
 
 def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
@@ -53,37 +23,15 @@ def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
     Arguments, constants and memory that libraries allocate for themselves do not count. A result of
     a call counts as its own memory unless it aliases an argument.
     """
-    calls = [n for n in s.steps if isinstance(n, Extern)]
-    made = {b.name: report.nbytes(b.type, env) for n in calls for b in outs_of(n)}
-    aliases = [(n.outs[k], source) for n in calls for k, source in n.aliases]
-    sources = {o.name: source for o, source in aliases if isinstance(o, Buffer)}
-    alive = Alive()
-    for given in (*p.inputs, *p.constants):
-        if isinstance(given, Input):
-            alive.add(given.name, 0)
-    found: list[MemoryReport] = []
-    for step in p.flat:
-        match step:
-            case Alloc():
-                alive.add(step.name, report.nbytes(step.type, env))
-            case Keep():
-                alive.add(step.name, 0)
-            case Alias():
-                alive.share(step.name, step.source)
-                if isinstance(step, Reuse):
-                    alive.drop(step.source)
-            case CallStep():
-                for o in step.outs:
-                    if isinstance(o, str) and o in sources:
-                        alive.share(o, sources[o])
-                    elif isinstance(o, str) and o not in alive.roots:
-                        alive.add(o, made.get(o, 0))
-                found.append(MemoryReport(step.op, alive.bytes))
-            case LaunchStep():
-                found.append(MemoryReport(step.kernel, alive.bytes))
-            case Free():
-                alive.drop(step.name)
-    return tuple(found)
+    made = [b for n in s.steps if isinstance(n, Extern) for b in outs_of(n)]
+    sizes = {b.name: report.nbytes(b.type, env) for b in made}
+    sizes |= {x.name: report.nbytes(x.type, env) for x in p.flat if isinstance(x, Alloc)}
+    levels = bytes_alive(p.flat, sizes, aliased(s), {})
+    return tuple(
+        MemoryReport(x.op if isinstance(x, CallStep) else x.kernel, level)
+        for x, level in zip(p.flat, levels, strict=True)
+        if isinstance(x, CallStep | LaunchStep)
+    )
 
 
 def graph_report(

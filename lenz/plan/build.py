@@ -9,6 +9,7 @@ from lenz.context import Context
 from lenz.debug.blame import blaming
 from lenz.ir import graph
 from lenz.ir import plan as ir
+from lenz.ir.alive import aliased
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Extern, View
 from lenz.ir.kernel import Launch, Param, Schedule, exprs_of, programs
@@ -155,7 +156,7 @@ class _Builder:
         sizes = {n: hint(t.layout.storage) * t.dtype.bytes for n, t in own.items()}
         inputs = {b.name for b in self.schedule.graph.inputs if isinstance(b, Buffer)}
         dying = inputs - given.pinned if given.saved else inputs & given.donated
-        free = free_holds(self.steps, self.pool.holds, sizes, dying)
+        free = free_holds(self.steps, self.pool.holds, sizes, aliased(self.schedule), dying)
         for reuse, (freed, name) in self.pool.holds.items():
             if reuse in free:
                 self.steps[freed] = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from lenz.ir.alive import bytes_alive
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, Kernel, Stmt, Store, bodies_of, branches, overwrites_safely
-from lenz.ir.plan import Alloc, CallStep, Free, Reuse, Step
+from lenz.ir.plan import Step
 from lenz.ir.syntax import exprs_in
 from lenz.ir.tensor import Buffer, TensorType
 from lenz.records import dataclass, field
@@ -51,35 +52,20 @@ def free_holds(
     steps: Sequence[Step | None],
     holds: Mapping[int, tuple[int, str]],
     sizes: Mapping[str, int],
+    sources: Mapping[str, str],
     dying: Collection[str],
 ) -> set[int]:
     """Return the positions of reuses of dead memory that leave the peak as low as without any.
 
     steps  with the Frees of memory that is reused
     holds  as in a FreeList
-    sizes  bytes of each buffer with memory of its own
-    dying  arguments whose memory goes with their last use
+    The others are as in `ir.alive.bytes_alive`.
 
     A hold of n bytes is free if the bytes alive between both steps, and those held already, are at
     least n below the peak. Ten chains of one size keep two buffers; a large one that is needed
     again at the end of a network is not held while the small ones in its middle are alive.
     """
-    alive = {name: sizes[name] for name in dying}
-    level, levels = sum(alive.values()), list[int]()
-    for s in steps:
-        match s:
-            case Alloc() | Reuse():
-                source = s.source if isinstance(s, Reuse) else s.over
-                before = alive.pop(source, 0)
-                alive[s.name] = before or sizes[s.name]
-                level += alive[s.name] - before
-            case CallStep(into=False):
-                made = {o: sizes[o] for o in s.outs if isinstance(o, str) and o in sizes}
-                level += sum(made.values())
-                alive |= made
-            case Free():
-                level -= alive.pop(s.name, 0)
-        levels.append(level)
+    levels = bytes_alive(steps, sizes, sources, dying)
     peak, found = max(levels, default=0), set[int]()
     for taken, (freed, name) in holds.items():
         size, between = sizes[name], levels[max(freed, taken - LONGEST) : taken]

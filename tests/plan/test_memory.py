@@ -185,7 +185,7 @@ def test_no_hold_raises_the_peak(made: list[tuple[int, int]]) -> None:
         for name in ends.get(k, ()):
             dead.append((name, len(steps)))
             steps.append(Free(name))
-    found = free_holds(steps, holds, sizes, ())
+    found = free_holds(steps, holds, sizes, {}, ())
     highest = [0, 0]
     for which, kept in enumerate((set[int](), found)):
         withdrawn, level = {holds[k][0] for k in kept}, 0
