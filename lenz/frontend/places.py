@@ -27,7 +27,7 @@ SIZED = (
     aten._adaptive_avg_pool3d_backward.default,
 )
 RELU = aten.threshold_backward.default
-BENDS = (RELU, aten.hardtanh_backward.default, aten.leaky_relu_backward.default)
+KINKED = (RELU, aten.hardtanh_backward.default, aten.leaky_relu_backward.default)
 SHORTENED = 1 << 20  # bytes; less is not worth two conversions
 
 
@@ -121,8 +121,8 @@ def without_elements(graph: Graph, n: Node) -> None:
     n.args = (n.args[0], form, *n.args[2:])
 
 
-def by_sign(graph: Graph, n: Node) -> None:
-    """Make the gradient of a bend read a mask, one byte each, if its argument is not saved anyway.
+def by_mask(graph: Graph, n: Node) -> None:
+    """Make the gradient of a piecewise linear op read a mask of bytes, unless x is saved anyway.
 
     threshold_backward(g, x, t)   -> where(x <= t, 0, g)
     hardtanh_backward(g, x, s, t) -> where((x <= s) | (x >= t), 0, g)

@@ -17,7 +17,7 @@ from lenz.errors import Unsupported
 from lenz.frontend.again import NORMS, dropout_in_parts, norm_again, norm_in_parts, softmax_in_parts
 from lenz.frontend.budget import choose_saved
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
-from lenz.frontend.places import BENDS, SIZED, by_sign, places_below, shorten, without_elements
+from lenz.frontend.places import KINKED, SIZED, by_mask, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
 from lenz.traits import has, is_random
 
@@ -112,8 +112,8 @@ def split(
             dropout_in_parts(joint.graph, n)
         elif n.target in SIZED:
             without_elements(joint.graph, n)
-        elif n.target in BENDS:
-            by_sign(joint.graph, n)
+        elif n.target in KINKED:
+            by_mask(joint.graph, n)
         elif (limit := places_below(n)) is not None:
             shorten(joint.graph, n, limit, backward)
     dedup(joint)
