@@ -8,12 +8,15 @@ calls costs less than one visible to autograd.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lenz.ir.graph import Atom, Ref, atom_refs, names_in
-from lenz.ir.plan import Alias, Alloc, CallStep, Lay, Plan, Reuse, Step, ViewStep
+from lenz.ir.plan import Alias, Alloc, CallStep, Lay, Plan, Reuse, Step, ViewStep, owners_of
 from lenz.ir.tensor import TensorType
+from lenz.runtime import executor
 from lenz.sym import ZERO
 
 
@@ -39,10 +42,11 @@ def formed(p: Plan) -> Plan:
 def taken(outputs: Iterable[Atom], steps: Sequence[Step]) -> Iterable[Step]:
     """The steps; each new name for old memory says who uses it.
 
-    Autograd sees results, tensors written by ops, and the bases of both.
+    Autograd sees results, tensors written by ops, and the bases of both. A result that alone has
+    new memory needs no base.
     """
     seen = {r for a in outputs for r in atom_refs(a)}
-    named, found = set(seen), list[Step]()
+    named, found, lone = set(seen), list[Step](), alone(seen, steps)
     for s in reversed(steps):
         match s:
             case CallStep():
@@ -51,13 +55,25 @@ def taken(outputs: Iterable[Atom], steps: Sequence[Step]) -> Iterable[Step]:
             case Lay():
                 named.add(s.name)
             case Alias():
-                is_seen, is_named = s.name in seen, s.name in named
+                is_seen, is_named = s.name in seen and s.name not in lone, s.name in named
                 s = replace(s, taker="autograd" if is_seen else "calls" if is_named else "kernels")
                 seen.update([s.source] * is_seen)
                 # The offset of a view counts elements.
                 named.update([s.source] * (isinstance(s, ViewStep) or (s.same and is_named)))
         found.append(s)
     return reversed(found)
+
+
+def alone(results: Collection[str], steps: Sequence[Step]) -> set[str]:
+    """The results in memory of the plan that no other tensor of the caller or of autograd has.
+
+    A call that writes, or that may return its argument, makes another tensor.
+    """
+    owners, own = owners_of(steps), {s.name for s in steps if isinstance(s, Alloc)}
+    roots = {n: owners.get(n, n) for n in results}
+    makers = [s for s in steps if isinstance(s, CallStep) and (s.writes or returns_argument(s))]
+    shown = Counter([*roots.values(), *(owners.get(n, n) for s in makers for n in _named(s))])
+    return {n for n, root in roots.items() if root in own and shown[root] == 1}
 
 
 def forms_of(p: Plan) -> dict[str, TensorType]:
@@ -97,6 +113,14 @@ def _whole(view: TensorType, base: TensorType) -> bool:
     """True if the view spans all memory of the base."""
     x = view.layout
     return view.dtype is base.dtype and x.offset is ZERO and x.storage is base.layout.storage
+
+
+def returns_argument(s: CallStep) -> bool:
+    """Whether a call may return an argument, or a view of one."""
+    if s.into or not s.op.startswith("aten."):
+        return not s.into
+    op: Any = executor.resolve(s.op, direct=False)
+    return any(r.alias_info is not None for r in op._schema.returns)
 
 
 def _named(s: CallStep) -> Iterable[str]:

@@ -14,6 +14,7 @@ import torch
 
 from lenz.ir import plan as ir
 from lenz.ir.graph import Named, atom_syms, names_in
+from lenz.plan.forms import returns_argument
 from lenz.records import dataclass, field, replace
 from lenz.runtime import executor
 from lenz.sym import Var
@@ -148,7 +149,7 @@ def _refused_call(s: ir.CallStep, facts: CaptureFacts) -> str:
         return f"{s.op} is a collective"
     if any(isinstance(o, Var) and o not in facts.known for o in s.outs):
         return f"{s.op} returns numbers to the CPU"
-    if not s.into and any(r.alias_info is not None for r in op._schema.returns):
+    if returns_argument(s):
         return f"{s.op} returns an alias of its argument"
     named = [a for a in (*s.args, *(a for _, a in s.kwargs)) if isinstance(a, Named)]
     if any(a.kind == "device" and a.value.startswith("cpu") for a in named):

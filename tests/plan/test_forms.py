@@ -71,6 +71,19 @@ def test_who_takes_a_view() -> None:
     assert takers(a, rows, late, read, out="rows") == {"rows": "autograd", "late": "calls"}
 
 
+def test_a_result_that_alone_has_its_memory_needs_no_base() -> None:
+    """Autograd would learn nothing from a view that Python makes in 2 us."""
+    a, rows, late = Alloc("a", FLAT), ViewStep("rows", "a", ROWS), ViewStep("late", "rows", LATE)
+    read = CallStep("aten.relu.default", (Ref("rows"),), (), ("b",), True)
+    assert takers(a, rows, late, read, out="late") == {"rows": "calls", "late": "calls"}
+    assert takers(a, Reuse("b", "a", ROWS), out="b") == {"b": "calls"}
+    assert takers(rows, out="rows") == {"rows": "autograd"}, "the argument has the memory too"
+    custom = replace(read, op="mine.maybe_returns_its_argument.default")
+    assert takers(a, rows, custom, out="rows") == {"rows": "autograd"}
+    both = replace(plan(a, rows, late), outputs=(Ref("rows"), Ref("late")))
+    assert {s.taker for s in formed(both).steps if isinstance(s, ViewStep)} == {"autograd"}
+
+
 def test_a_buffer_of_the_name_of_a_builtin_has_another_name() -> None:
     """The greatest elements of rows were a local `max`, by which the plan wrote sizes."""
     size = maximum(Var("s0", 0) - 3, Int(0))
