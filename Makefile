@@ -153,7 +153,7 @@ bench-gpu:
 	@$(PYTHON) -m benchmarks.gpu
 
 options: $(STAMP)
-	@$(BIN)/python -c "from lenz.options import options_table; print(options_table(), end='')"
+	@$(BIN)/python -m lenz options
 
 errors: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/e2e/test_error_inputs.py --all
