@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr, nodes_of, reindex
+from lenz.ir.expr import Expr, interpret, load, nodes_of, rebuild, reindex
 from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View, acc_dtype
 from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.syntax import exprs_in, map_values, slots_in
@@ -287,6 +287,25 @@ def moved(s: Stmt | LookBack, at: Mapping[Var, Sym], over: bool = False) -> Any:
 def with_buffers(s: Stmt | LookBack, names: Mapping[str, str]) -> Any:
     """A statement with renamed written buffers."""
     return _with_fields(s, _WRITES, lambda name: names.get(name, name))
+
+
+def renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
+    """A function that renames the buffers that an expression reads."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        if e.op is LOAD:
+            name, at, dtype = e.attrs
+            return load(name_of(name), at, dtype, tuple(args))
+        return rebuild(e, tuple(args))
+
+    return lambda e: interpret(e, visit, memo)
+
+
+def renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ...]:
+    """The statements with renamed buffers."""
+    change = renaming(lambda name: names.get(name, name))
+    return map_leaves(body, lambda s: with_buffers(map_values(s, change), names))
 
 
 def _with_fields(s: Stmt | LookBack, kinds: frozenset[str], f: Callable[[Any], Any]) -> Any:

@@ -6,15 +6,13 @@ layers of a model give equal kernels, which are compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir import kernel as ir
 from lenz.ir.dtype import I64
-from lenz.ir.expr import Expr, all_syms, interpret, is_bound_var, load, loads_of, rebuild
-from lenz.ir.op import LOAD
-from lenz.ir.syntax import map_values
+from lenz.ir.expr import all_syms, is_bound_var, loads_of
 from lenz.ir.tensor import Buffer
 from lenz.machines import Form, Space, machine_of
 from lenz.schedule.cut import bounded
@@ -45,7 +43,7 @@ def build(
     def number(name: str) -> str:
         return names.setdefault(name, f"b{len(names)}")
 
-    numbered = _renaming(number)
+    numbered = ir.renaming(number)
     nests = tuple(
         replace(
             n,
@@ -111,7 +109,7 @@ def _finish(
         names[""] = f"a{len(args)}"
         found.append(ir.Param(names[""], I64, form.work, "work", True))
         args += (f"{g.name}.work",)
-    params, body = tuple(found), _renamed(form.body, names)
+    params, body = tuple(found), ir.renamed(form.body, names)
     parts = params, _sizes(params, body), body
     return ir.Launch(ir.Kernel(g.name, form.kind, *parts, form.locals, form.tile), args)
 
@@ -121,25 +119,6 @@ def kernel_name(g: Group) -> str:
     names = [n.name.split(".")[0].rstrip("_0123456789") for n in g.nests]
     picked = list(dict.fromkeys(x for x in names if x))[-3:]
     return "_".join(["fused", *picked])[:48]
-
-
-def _renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
-    """A function that renames the buffers that an expression reads."""
-    memo: dict[Expr, Expr] = {}
-
-    def visit(e: Expr, args: list[Expr]) -> Expr:
-        if e.op is LOAD:
-            name, at, dtype = e.attrs
-            return load(name_of(name), at, dtype, tuple(args))
-        return rebuild(e, tuple(args))
-
-    return lambda e: interpret(e, visit, memo)
-
-
-def _renamed(body: tuple[ir.Stmt, ...], names: Mapping[str, str]) -> tuple[ir.Stmt, ...]:
-    renamed = _renaming(lambda name: names.get(name, name))
-
-    return ir.map_leaves(body, lambda s: ir.with_buffers(map_values(s, renamed), names))
 
 
 def _sizes(params: tuple[ir.Param, ...], body: tuple[ir.Stmt, ...]) -> tuple[Var, ...]:
