@@ -1,8 +1,9 @@
 """The kernel level: explicit loops over flat offsets. Every decision is in here as data.
 
 A kernel is a list of phases that run one after the other. On CPUs each phase is a "parallel" loop
-around the rest, and all its iterations end before the next phase starts. Offsets are flat, in
-elements from the base pointer of the parameter.
+around the rest, and all its iterations end before the next phase starts. Phases that are all "grid"
+loops run side by side on a GPU: the first programs run the first one. Offsets are flat, in elements
+from the base pointer of the parameter.
 
     kernel @softmax_0 reduction (%x: in f32[1024*s0], %y: out f32[1024*s0]; s0: 1..) {
       for i in s0 : parallel {
@@ -41,20 +42,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr, interpret, load, nodes_of, rebuild, reindex
+from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex
 from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View, acc_dtype
 from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis
 from lenz.records import dataclass, field, replace
 from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, product, substitute
+from lenz.sym.expr import sum_of
 from lenz.target import HOST
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
 Mode = Literal["in", "out", "inout", "work"]
 KernelKind = Literal[
     "pointwise", "reduction", "outer_reduction", "transpose", "scan", "split_scan", "sort",
-    "scatter",
+    "scatter", "combo",
 ]  # fmt: skip
 
 
@@ -386,13 +388,42 @@ def around(body: tuple[Stmt, ...], kind: LoopKind) -> tuple[list[Axis], tuple[St
     return axes, body
 
 
+def grids(k: Kernel) -> tuple[Kernel, ...]:
+    """One kernel per grid of a GPU kernel. The next programs run the next grid."""
+    several = all(isinstance(s, For) and s.kind == "grid" for s in k.body)
+    return tuple([replace(k, body=(s,)) for s in k.body]) if several and k.body[1:] else (k,)
+
+
+def buffers_in(k: Kernel) -> tuple[set[str], set[str]]:
+    """The parameters and locals that a kernel reads, and those that it writes."""
+    stores = {s.buffer for s in walk(k.body) if isinstance(s, (Store, Sort))}
+    return {e.attrs[0] for e in loads_of(*exprs_of(k.body))}, stores
+
+
+def apart(k: Kernel) -> list[tuple[Kernel, tuple[str, ...]]]:
+    """One kernel per grid with parameters of its own, and which parameters of `k` these are."""
+    if len(parts := grids(k)) == 1:
+        return [(k, tuple([p.name for p in k.params]))]
+    found = []
+    for part in parts:
+        reads, writes = buffers_in(part)
+        params = [p for p in k.params if p.name in reads | writes]
+        new = {p.name: f"a{n}" for n, p in enumerate(params)}
+        own = tuple([replace(p, name=new[p.name]) for p in params])
+        found.append((replace(part, params=own, body=renamed(part.body, new)), (*new,)))
+    return found
+
+
 def programs(k: Kernel) -> Sym:
-    """The number of programs of a GPU kernel's grid."""
-    return product([a.extent for a in around(k.body, "grid")[0]])
+    """The number of programs of a GPU kernel's grids."""
+    sizes = [product([a.extent for a in around(part.body, "grid")[0]]) for part in grids(k)]
+    return sum_of([(n, 1) for n in sizes])
 
 
 def branches(k: Kernel) -> tuple[Kernel, ...]:
-    """One kernel per body of the top-level branch; () without a branch."""
+    """One kernel per grid, or per body of the top-level branch; () if there is only one."""
+    if (parts := grids(k))[1:]:
+        return parts
     match k.body:
         case (For(_, "grid", body) as f,):
             inner = branches(replace(k, body=body))

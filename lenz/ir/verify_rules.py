@@ -57,6 +57,7 @@ RULES: dict[str, str] = {
     "vector-loop-innermost": "a vector loop has no loop and no branch inside",
     "lanes": "lane loops have a power of two as width, and together fit Triton's largest tensor",
     "parallel-outermost": "only parallel and grid loops enclose a parallel or grid loop",
+    "grids-apart": "what one of several grids of a kernel writes, no other grid uses",
     "launch": "a launch passes one buffer of the right type and device per parameter",
     # plans
     "alloc-before-use": "a step uses memory of an input, a constant or an earlier step",

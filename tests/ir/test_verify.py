@@ -116,6 +116,7 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("work-only", WORK, f"c = {SUM} over r behind b by %w[0] group 2; store(%w, [0], 1:i64)", "5: store"),
     ("work-only", WORK, f"c = {SUM} over r behind b by %w[0] group 2; a = load(%w, [0])", "5: a"),
     ("out-stored", WORK, f"c = {SUM} over r", "1: kernel"),
+    ("grids-apart", KERNEL, f"for i in s0 : grid {{ {STORE} }} for j in s0 : grid {{ store(%z, [j], 2:i64) }}", "1: kernel"),
     ("ref-scope", KERNEL, f"for i in s0 : seq {{ {STORE} for j in 4 : seq {{ a = scan sum {{ 1:i64 }} over j }} b = a }}", ""),
     ("sort-local", KERNEL, f"for i in s0 : seq {{ {STORE} sort(%z, 4) }}", "5: sort"),
     ("sort-local", KERNEL, f"local %l: f32[4]\nfor i in s0 : seq {{ {STORE} sort(%l, 4) }}", "6: sort"),

@@ -8,6 +8,7 @@ later loop over the same lanes finds them in registers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from math import prod
 
@@ -29,11 +30,13 @@ from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.machine.cuda.triton.types import constant, memory_type
 from lenz.machine.cuda.triton.values import Values
 from lenz.ops.random import SHARED_BITS
-from lenz.sym import ONE, Add, Sym, Var, affine_in, power_of_two
+from lenz.sym import ONE, ZERO, Add, Sym, Var, affine_in, power_of_two
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
 EARLY = 8  # elements per thread up to which the loads of later loops are in flight early
+# The number of a program; in a function for some of the programs, among these.
+PROGRAM, PART = "tl.program_id(0)", "program"
 LIBDEVICE = "from triton.language.extra import libdevice\n"
 
 
@@ -43,22 +46,53 @@ def emit(k: ir.Kernel, arch: int = 80) -> KernelText:
     It is for GPUs of compute capability `arch` (90: 9.0) and later; arch 80 uses nothing newer.
     """
     with blaming(k):
-        legal = legalise(k, arch)
-        body = _Body(legal, not fits(_indices(legal)))
-        lines = body.run()
-    head = HEAD + LIBDEVICE * any("libdevice." in line for line in lines)
-    functions = {**COMBINE, FUNCTION: random_pairs_text()}
-    parts = [head, *[f"\n@triton.jit\n{functions[f]}\n" for f in sorted(body.values.functions)]]
-    params = [p.name for p in k.params] + [v.name for v in k.sizes]
-    parts.append(f"\n@triton.jit\ndef {k.name}({', '.join(params)}):\n")
-    text = "\n".join(["".join(parts).rstrip("\n"), *lines]) + "\n"
+        parts = [(legalise(part, arch), given) for part, given in ir.apart(k)]
+        wide = not all(fits(_indices(part)) for part, _ in parts)
+        bodies = [_Body(part, wide, PART if parts[1:] else PROGRAM) for part, _ in parts]
+        lines = [body.run() for body in bodies]
+    own = {**COMBINE, FUNCTION: random_pairs_text()}
+    used = sorted({f for body in bodies for f in body.values.functions})
+    functions, last = [own[f] for f in used], lines[0]
+    if parts[1:]:
+        more, last = _side_by_side(k, parts, lines, wide)
+        functions += more
+    functions.append("\n".join([f"def {k.name}({', '.join(_names(k))}):", *last]))
+    texts = [f"\n@triton.jit\n{f}\n" for f in functions]
+    text = HEAD + LIBDEVICE * any("libdevice." in f for f in functions) + "".join(texts)
     signature = [f"*{memory_type(p.dtype)}" for p in k.params]
-    signature += ["i64" if body.indices.wide else "i32"] * len(k.sizes)
+    signature += ["i64" if wide else "i32"] * len(k.sizes)
     aligned = tuple([n for n, p in enumerate(k.params) if p.aligned])
-    t, checks = k.tile, body.values.checks
+    t, checks = k.tile, any(body.values.checks for body in bodies)
     return KernelText(
         k.name, text, tuple(signature), aligned, t.warps, t.stages, checks, t.registers
     )
+
+
+def _names(k: ir.Kernel) -> list[str]:
+    """The parameters of a kernel: pointers, then sizes."""
+    return [p.name for p in k.params] + [v.name for v in k.sizes]
+
+
+def _side_by_side(
+    k: ir.Kernel, parts: Sequence[tuple[ir.Kernel, tuple[str, ...]]], bodies: list[list[str]],
+    wide: bool,
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """A function for each grid, and the lines that call them; equal grids have one function."""
+    known, calls = dict[str, str](), list[str]()
+    end: Sym = ZERO
+    indices, sizes = Indices(Text(), wide), [v.name for v in k.sizes]
+    indices.vars |= {v: Term(v.name) for v in k.sizes}
+    for n, ((part, given), body) in enumerate(zip(parts, bodies, strict=True)):
+        text = "\n".join([f"({', '.join([*_names(part), PART])}):", *body])
+        name = known.setdefault(text, f"part{len(known)}")
+        start = f" - {indices.term(end, {}).text}" * (n > 0)
+        end = end + ir.programs(part)
+        test = f"if {PROGRAM} < {indices.term(end, {}).text}:"
+        test = "else:" if n == len(parts) - 1 else f"el{test}" if n else test
+        call = f"{name}({', '.join([*given, *sizes, PROGRAM + start])})"
+        calls += [f"    {test}", f"        {call}"]
+    functions = [f"def {name}{text}" for text, name in known.items()]
+    return functions, [*indices.text.bodies[0], *calls]
 
 
 def _indices(k: ir.Kernel) -> list[Sym]:
@@ -76,8 +110,8 @@ def _indices(k: ir.Kernel) -> list[Sym]:
 class _Body:
     """Writes the statements of one kernel."""
 
-    def __init__(self, k: ir.Kernel, wide: bool) -> None:
-        self.k = k
+    def __init__(self, k: ir.Kernel, wide: bool, program: str) -> None:
+        self.k, self.program = k, program
         self.text = Text()
         self.widths = widths_of(k)
         self.scratch = {x.name for x in k.locals}
@@ -134,7 +168,7 @@ class _Body:
 
     def unflatten(self) -> None:
         """Variables of the grid axes from the program number, the last axis fastest."""
-        rest = f"tl.program_id(0){self.indices.cast}"
+        rest = f"{self.program}{self.indices.cast}"
         for k, a in reversed([*enumerate(self.grid)]):
             if k:
                 extent = self.indices.term(a.extent, {}).text
