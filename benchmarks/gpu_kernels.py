@@ -108,6 +108,25 @@ def adam_args(n: int) -> Args:
     return w32.to(BF16), normal(n), torch.rand(n), torch.rand(n), w32
 
 
+def adam_lists(*tensors: Tensor) -> None:
+    """The same for many parameters, as `torch.optim` does it, with ops on lists."""
+    w16, g16, m, v, w32 = (list(tensors[k::5]) for k in range(5))
+    g32 = [g.to(torch.float32) for g in g16]
+    torch._foreach_lerp_(m, g32, 0.1)
+    torch._foreach_mul_(v, 0.99)
+    torch._foreach_addcmul_(v, g32, g32, 0.01)
+    denominator = torch._foreach_sqrt(v)
+    torch._foreach_add_(denominator, 1e-5)
+    torch._foreach_addcdiv_(w32, m, denominator, -0.001)
+    torch._foreach_copy_(w16, w32)
+
+
+def adam_lists_args(layers: int, n: int) -> Args:
+    """Weights of about n elements, no two layers alike, and biases of 256."""
+    sizes = [size for k in range(layers) for size in (n + 8 * k, 256)]
+    return tuple(t for size in sizes for t in adam_args(size))
+
+
 def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
@@ -266,6 +285,8 @@ def norm_args(rows: int, columns: int) -> Args:
 CASES = [
     Case("Adam", adam, (100_000_000,), (4099,), adam_args, mutates=True,
          nbytes=lambda i, _: 28 * i.args[0].numel()),  # reads 4+4+4+2, writes 4+4+4+2
+    Case("Adam of 120 parameters", adam_lists, (60, 65536), (3, 300), adam_lists_args, mutates=True,
+         nbytes=lambda i, _: sum(28 * w.numel() for w in i.args[::5])),
     Case("softmax", softmax, (8192, 8192), (16, 200), one),
     Case("residual + layer_norm + gelu", residual_norm_gelu, (8192, 4096), (16, 200), norm_args),
     Case("transpose + add + relu", transpose_add_relu, (8192, 8192), (40, 40), two),

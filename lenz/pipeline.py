@@ -38,6 +38,7 @@ from lenz.records import dataclass, replace
 from lenz.respecialise import Respecialised, constants_of, load_program, needs_of
 from lenz.runtime.store import store_in
 from lenz.schedule import schedule
+from lenz.schedule.beside import share_launches
 from lenz.sym import Int
 
 
@@ -163,6 +164,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
             for machine in dict.fromkeys(machine_of(d) for _, d in kernels_of(s).values()):
                 s, more = machine.tune(s, store_in(cx.options))
                 tuned += more
+    s = share_launches(s, cx)
     kernels = kernels_of(s)
     trace.text("schedule", lambda: show(s))
     trace.text("fusion", lambda: fusions(s, tuned))

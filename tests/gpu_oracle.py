@@ -34,7 +34,9 @@ from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.opt import PASSES
 from lenz.options import Options
+from lenz.pipeline import named
 from lenz.schedule import schedule
+from lenz.schedule.beside import share_launches
 from lenz.sym import Var, evaluate
 from lenz.target import Target
 from tests.oracle import assert_results, random_constants, random_inputs
@@ -167,6 +169,10 @@ def assert_triton(
     """
     s = scheduled(on_gpu(g), tiles, split)
     assert_kernels(s, g, seeds, given)
+    joined = share_launches(named(s), gpu_context())
+    if len(joined.steps) < len(s.steps):
+        verify(joined)
+        assert_kernels(joined, g, seeds, given)
     return s
 
 

@@ -400,7 +400,7 @@ def buffers_in(k: Kernel) -> tuple[set[str], set[str]]:
     return {e.attrs[0] for e in loads_of(*exprs_of(k.body))}, stores
 
 
-def apart(k: Kernel) -> list[tuple[Kernel, tuple[str, ...]]]:
+def split_grids(k: Kernel) -> list[tuple[Kernel, tuple[str, ...]]]:
     """One kernel per grid with parameters of its own, and which parameters of `k` these are."""
     if len(parts := grids(k)) == 1:
         return [(k, tuple([p.name for p in k.params]))]

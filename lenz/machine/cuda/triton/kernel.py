@@ -46,7 +46,7 @@ def emit(k: ir.Kernel, arch: int = 80) -> KernelText:
     It is for GPUs of compute capability `arch` (90: 9.0) and later; arch 80 uses nothing newer.
     """
     with blaming(k):
-        parts = [(legalise(part, arch), given) for part, given in ir.apart(k)]
+        parts = [(legalise(part, arch), given) for part, given in ir.split_grids(k)]
         wide = not all(fits(_indices(part)) for part, _ in parts)
         bodies = [_Body(part, wide, PART if parts[1:] else PROGRAM) for part, _ in parts]
         lines = [body.run() for body in bodies]

@@ -1,0 +1,151 @@
+"""Independent kernels side by side in one launch, on machines that run programs.
+
+    launch @add(%x, %y)        kernel @combo_0 combo (..) {
+    launch @mul(%u, %v)   ==>    for i in 8 : grid { add }  for j in 3 : grid { mul }
+                               }
+
+The first programs run the first kernel, and so on. A launch takes 4 to 6 us of the host, and small
+kernels, such as those of an optimizer, run for less.
+
+A launch waits until the first step that needs it, or that writes what it reads. Until then others
+may join it. So that no memory lives longer for it, only kernels with little new memory wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from lenz.context import Context
+from lenz.ir import kernel as ir
+from lenz.ir.graph import Extern, View, outs_of, reads_of
+from lenz.ir.tensor import Buffer, axis
+from lenz.machines import runs_programs
+from lenz.records import dataclass, field
+from lenz.sym import ONE, SymEnv, Var
+
+# Bytes of one kernel: all of its memory, and its new memory. Larger ones are not short.
+LARGEST, NEWEST = 64 << 20, 1 << 20
+FEW = 8  # warps; a kernel with fewer runs with as many as the others
+KINDS = ("pointwise", "reduction", "outer_reduction", "transpose")
+Step = ir.Launch | Extern | View
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Launches that may be one, and the memory that they read and write."""
+
+    launches: list[ir.Launch] = field(default_factory=list)
+    reads: set[str] = field(default_factory=set)
+    writes: set[str] = field(default_factory=set)
+
+    def blocks(self, reads: set[str], writes: set[str]) -> bool:
+        """Whether a step cannot run before these launches."""
+        return not (self.writes.isdisjoint(reads | writes) and self.reads.isdisjoint(writes))
+
+
+def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
+    """The schedule with independent launches of short kernels joined, `side_by_side` at most."""
+    most, found = cx.options.side_by_side, list[Step]()
+    waiting, roots = dict[object, _Waiting](), dict[str, str]()
+    given = {b.name for b in s.graph.inputs if isinstance(b, Buffer)}
+    names: dict[ir.Kernel, str] = {}
+
+    def start(which: object) -> None:
+        for part in _parts(waiting.pop(which).launches, most):
+            is_one = part[1:] and cx.allow("side by side", part[0].kernel.name)
+            found.extend([_joined(part, names)] if is_one else part)
+
+    for step in s.steps if most > 1 else ():
+        reads, writes = _touched(step, roots)
+        for which, w in [*waiting.items()]:
+            # A call may raise. Eager has changed the arguments by then.
+            if w.blocks(reads, writes) or (isinstance(step, Extern) and w.writes & given):
+                start(which)
+        if isinstance(step, ir.Launch) and _is_short(step, s.graph.env):
+            w = waiting.setdefault(_alike(step), _Waiting())
+            w.launches.append(step)
+            w.reads |= reads
+            w.writes |= writes
+        else:
+            found.append(step)
+    for which in [*waiting]:
+        start(which)
+    return replace(s, steps=tuple(found)) if most > 1 else s
+
+
+def _touched(step: Step, roots: dict[str, str]) -> tuple[set[str], set[str]]:
+    """The memory that a step reads, and that it writes or defines; `roots` learns of views."""
+    match step:
+        case ir.Launch(k, args):
+            pairs = [(roots.get(a, a), p.mode) for p, a in zip(k.params, args, strict=True)]
+            return {a for a, mode in pairs if mode == "in"}, {a for a, m in pairs if m != "in"}
+        case View(out, source):
+            roots[out.name] = roots.get(source, source)
+            return {roots[out.name]}, set()
+        case Extern():
+            for n, source in step.aliases:
+                if isinstance(o := step.outs[n], Buffer):
+                    roots[o.name] = roots.get(source, source)
+            written = (*step.mutates, *(b.name for b in outs_of(step)))
+            reads = {roots.get(n, n) for n in (*reads_of(step), *step.waits)}
+            return reads, {roots.get(n, n) for n in written}
+
+
+def _is_short(x: ir.Launch, env: SymEnv) -> bool:
+    """Whether a launch may wait for others."""
+    k = x.kernel
+    if not runs_programs(x.device) or k.kind not in KINDS:
+        return False
+    sizes = [(p.mode, p.dtype.bytes * env.hint(p.size)) for p in k.params]
+    new = sum(n for mode, n in sizes if mode == "out")
+    return sum(n for _, n in sizes) <= LARGEST and new <= NEWEST
+
+
+def _alike(x: ir.Launch) -> object:
+    """What kernels of one launch have in common."""
+    return x.device, max(x.kernel.tile.warps, FEW), x.kernel.tile.stages
+
+
+def _parts(waiting: Sequence[ir.Launch], most: int) -> Iterator[list[ir.Launch]]:
+    """Launches for one launch each. Equal kernels come together: equal parts compile once."""
+    rest, same = list[ir.Launch](), dict[str, list[ir.Launch]]()
+    for x in waiting:
+        same.setdefault(x.kernel.name, []).append(x)
+    for found in same.values():
+        full = len(found) - len(found) % most
+        yield from (found[k : k + most] for k in range(0, full, most))
+        rest += found[full:]
+    yield from (rest[k : k + most] for k in range(0, len(rest), most))
+
+
+def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launch:
+    """One launch of all kernels; equal ones get one name."""
+    params: dict[tuple[str, ir.Param], ir.Param] = {}
+    scratch, body = list[ir.Local](), list[ir.Stmt]()
+    sizes: dict[str, Var] = {}
+    for x in parts:
+        new: dict[str, str] = {}
+        for p, a in zip(x.kernel.params, x.args, strict=True):
+            own = params.setdefault((a, replace(p, name="")), replace(p, name=f"a{len(params)}"))
+            new[p.name] = own.name
+        for local in x.kernel.locals:
+            new[local.name] = f"l{len(scratch)}"
+            scratch.append(replace(local, name=new[local.name]))
+        loops = ir.renamed(x.kernel.body, new)
+        body += loops if _is_grid(loops) else [ir.For(axis("one", ONE), "grid", loops)]
+        sizes |= {v.name: v for v in x.kernel.sizes}
+    tiles = {x.kernel.tile: None for x in parts}
+    tile = max(tiles, key=lambda t: t.warps)
+    if len({t.registers for t in tiles}) > 1:
+        tile = replace(tile, registers=0)
+    told = tuple([sizes[n] for n in sorted(sizes)])
+    k = ir.Kernel("", "combo", (*params.values(),), told, tuple(body), tuple(scratch), tile)
+    name = names.setdefault(k, f"combo_{len(names)}")
+    origins = tuple(dict.fromkeys(o for x in parts for o in x.origins))
+    args = tuple([a for a, _ in params])
+    return ir.Launch(replace(k, name=name), args, (), origins, parts[0].device)
+
+
+def _is_grid(body: tuple[ir.Stmt, ...]) -> bool:
+    return len(body) == 1 and isinstance(body[0], ir.For) and body[0].kind == "grid"

@@ -1,0 +1,133 @@
+"""Independent short kernels share a launch; `assert_function` compares both schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import lenz
+from lenz.ir import kernel as ir
+from lenz.ir.kernel import Launch, Schedule, grids
+from lenz.machine.cuda.triton.kernel import emit
+from lenz.pipeline import named
+from lenz.schedule.beside import share_launches
+from tests.gpu_oracle import assert_function, cubins, gpu_context
+
+
+def joined(fn: Callable[..., Any], *inputs: Any, most: int = 8, dynamic: bool = False) -> Schedule:
+    """The schedule of a function with its short kernels joined; its results are checked."""
+    cx = gpu_context()
+    cx = replace(cx, options=replace(cx.options, side_by_side=most))
+    return share_launches(named(assert_function(fn, *inputs, dynamic=dynamic)), cx)
+
+
+def launches(s: Schedule) -> list[int]:
+    """How many kernels each launch runs."""
+    return [len(grids(x.kernel)) for x in s.steps if isinstance(x, Launch)]
+
+
+def on_lists(*xs: Tensor) -> tuple[Tensor, ...]:
+    return torch._foreach_add(torch._foreach_mul(list(xs), 2.0), 1.5)
+
+
+def four(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    return a * 2, b.sum(1), torch.sigmoid(c), F.softmax(d, -1)
+
+
+FOUR = torch.randn(30, 40), torch.randn(70, 90), torch.randn(50), torch.randn(33, 100)
+
+
+def test_lists_of_tensors_take_few_launches() -> None:
+    """29 tensors of 1 to 29 elements: the ends of all but a few tiles are masked."""
+    s = joined(on_lists, *[torch.randn(n) for n in range(1, 30)])
+    assert launches(s) == [8, 8, 8, 5]
+    assert all(x.kernel.kind == "combo" for x in s.steps if isinstance(x, Launch))
+    assert all(len(b.code) > 0 for b in cubins(s))
+
+
+def test_the_option_says_how_many() -> None:
+    assert launches(joined(four, *FOUR)) == [4]
+    assert launches(joined(four, *FOUR, most=2)) == [2, 2]
+    assert launches(joined(four, *FOUR, most=1)) == [1, 1, 1, 1]
+
+
+def test_sizes_may_be_symbolic() -> None:
+    s = joined(four, *FOUR, dynamic=True)
+    (step,) = [x for x in s.steps if isinstance(x, Launch)]
+    assert len(grids(step.kernel)) == 4 and step.kernel.sizes
+
+
+def test_equal_kernels_are_one_function() -> None:
+    def rows(*xs: Tensor) -> list[Tensor]:
+        return [F.softmax(x, -1) for x in xs]
+
+    s = joined(rows, *[torch.randn(2, 5) for _ in range(60)])  # each kernel has four
+    texts = [emit(x.kernel).text for x in s.steps if isinstance(x, Launch)]
+    assert launches(s) == [8, 7]
+    assert [t.count("def part") for t in texts] == [1, 1]
+    assert [t.count(" part0(") for t in texts] == [9, 8]
+
+
+def test_what_needs_another_kernel_comes_after_it() -> None:
+    def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = x.sum(0)  # of columns: no kernel over rows can hold it
+        return s, F.softmax(x / s, -1), F.softmax(y, -1)
+
+    s = joined(chain, torch.randn(300, 40), torch.randn(9, 50))
+    assert sorted(launches(s)) == [1, 2]
+    sums = next(k for k, step in enumerate(s.steps) if _sums_columns(step))
+    assert sums == 0
+
+
+def test_an_argument_changes_after_it_was_read_and_before_a_call_that_may_raise() -> None:
+    def change(x: Tensor, y: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        before = x.sum()
+        x.add_(1)
+        y.mul_(2)
+        return before, torch.linalg.inv(m)
+
+    x, y, m = torch.randn(700), torch.randn(30), torch.eye(3)
+    s = named(assert_function(change, x, y, m))
+    steps = share_launches(s, gpu_context()).steps
+    kinds = [type(step).__name__ for step in steps]
+    assert "Launch" not in kinds[kinds.index("Extern") :], kinds
+    reads = next(k for k, step in enumerate(steps) if _uses(step, "in"))
+    writes = next(k for k, step in enumerate(steps) if _uses(step, "inout"))
+    assert reads < writes
+
+
+def _sums_columns(step: object) -> bool:
+    """Whether a launch runs an outer reduction, alone or beside others."""
+    loops = list(ir.walk(step.kernel.body)) if isinstance(step, Launch) else []
+    return any(isinstance(s, ir.Reduce) and s.kind == "sum" for s in loops) and not any(
+        isinstance(s, ir.Reduce) and s.kind == "max" for s in loops
+    )
+
+
+def _uses(step: object, mode: str) -> bool:
+    """Whether a launch has the 700 elements of x as a parameter of this mode."""
+    params = step.kernel.params if isinstance(step, Launch) else ()
+    return any(p.mode == mode and str(p.size) == "700" for p in params)
+
+
+def test_large_kernels_are_launched_alone() -> None:
+    """New memory of one that waits is alive for longer, and a launch costs it nothing."""
+
+    def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, y * 2
+
+    assert launches(joined(two, torch.randn(1 << 9, 513), torch.randn(1 << 9, 514))) == [1, 1]
+    assert launches(joined(two, torch.randn(1 << 9, 511), torch.randn(1 << 9, 512))) == [2]
+
+
+@pytest.mark.parametrize("most", [1, 8])
+def test_a_cpu_has_no_grids(most: int) -> None:
+    report = lenz.explain(four, options={"side_by_side": most})(*FOUR)
+    torch.testing.assert_close(report.result, four(*FOUR))
+    assert {k.kind for g in report.graphs for k in g.kernels} == {"pointwise", "reduction"}
