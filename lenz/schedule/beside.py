@@ -25,8 +25,9 @@ from lenz.records import dataclass, field
 from lenz.sym import ONE, SymEnv, Var
 
 # Bytes of one kernel: all of its memory, and its new memory. Larger ones are not short.
-LARGEST, NEWEST = 64 << 20, 1 << 20
-FEW = 8  # warps; a kernel with fewer runs with as many as the others
+LARGEST, NEWEST = 16 << 20, 1 << 20
+# Programs of up to so many warps that all run at once; more of them need their own number of warps.
+AT_ONCE, WARPS = 1024, 8
 KINDS = ("pointwise", "reduction", "outer_reduction", "transpose")
 Step = ir.Launch | Extern | View
 
@@ -63,7 +64,7 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
             if w.blocks(reads, writes) or (isinstance(step, Extern) and w.writes & given):
                 start(which)
         if isinstance(step, ir.Launch) and _is_short(step, s.graph.env):
-            w = waiting.setdefault(_alike(step), _Waiting())
+            w = waiting.setdefault(_alike(step, s.graph.env), _Waiting())
             w.launches.append(step)
             w.reads |= reads
             w.writes |= writes
@@ -102,9 +103,12 @@ def _is_short(x: ir.Launch, env: SymEnv) -> bool:
     return sum(n for _, n in sizes) <= LARGEST and new <= NEWEST
 
 
-def _alike(x: ir.Launch) -> object:
+def _alike(x: ir.Launch, env: SymEnv) -> object:
     """What kernels of one launch have in common."""
-    return x.device, max(x.kernel.tile.warps, FEW), x.kernel.tile.stages
+    t = x.kernel.tile
+    if env.hint(ir.programs(x.kernel)) <= AT_ONCE:
+        t = replace(t, warps=max(t.warps, WARPS), registers=0)
+    return x.device, t
 
 
 def _parts(waiting: Sequence[ir.Launch], most: int) -> Iterator[list[ir.Launch]]:
@@ -135,9 +139,9 @@ def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launc
         loops = ir.renamed(x.kernel.body, new)
         body += loops if _is_grid(loops) else [ir.For(axis("one", ONE), "grid", loops)]
         sizes |= {v.name: v for v in x.kernel.sizes}
-    tiles = {x.kernel.tile: None for x in parts}
+    tiles = dict.fromkeys(x.kernel.tile for x in parts)
     tile = max(tiles, key=lambda t: t.warps)
-    if len({t.registers for t in tiles}) > 1:
+    if len(tiles) > 1:
         tile = replace(tile, registers=0)
     told = tuple([sizes[n] for n in sorted(sizes)])
     k = ir.Kernel("", "combo", (*params.values(),), told, tuple(body), tuple(scratch), tile)
