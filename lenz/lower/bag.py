@@ -21,6 +21,9 @@ from lenz.machines import runs_programs
 from lenz.sym import ZERO, Sym, affine_in, flatten, product
 
 SUM, MEAN, MAX = 0, 1, 2
+# A table is summed row by row on GPUs if the square of its rows, times its columns, is less than
+# this. Of 2^18 lookups in 32 rows of 8, updates wait for each other: 1340 us on an H100.
+SMALL = 1 << 14
 
 
 def _bag_size(b: GraphBuilder, offsets: Value, count: Sym, bags: Sym) -> Sym | None:
@@ -165,6 +168,14 @@ def embedding_dense_backward(
         return _unless(padding_idx, indices, i[:-1], grad.at(i))
 
     most, atomic = product(indices.shape).hi, runs_programs(table.device) and ZERO not in grad.shape
+    if atomic and (size := (rows * rows * grad.shape[-1]).hi) is not None and size <= SMALL:
+        wide = compute_dtype(table.dtype)
+
+        def term(i: Index, r: Index) -> Expr:
+            is_own = ops.eq(ops.cast(indices.at(r), I64), index(i[0]))
+            return ops.where(is_own, ops.cast(value((*r, i[1])), wide), 0)
+
+        return b.reduce("sum", table.shape, indices.shape, term)
     if atomic and table.dtype.is_half and most is not None and most < (rows.lo or 0):
         return _few_rows(b, indices, rows, grad.shape, value)
     return update(b, "add", table, (grad.shape, place, value))

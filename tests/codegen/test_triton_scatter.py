@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lenz.ir.graph import Extern, buffers_of
+from lenz.ir.interp import interp
 from lenz.sym import Int
 from tests.gpu_oracle import TINY, assert_function, cubins, kinds_of, texts_of
 
@@ -69,6 +70,23 @@ def test_a_scan_or_scatter_is_a_kernel_and_right(name: str) -> None:
 def test_the_rows_of_a_scan_are_held_by_one_program() -> None:
     s = assert_function(lambda x: x.cumsum(-1), torch.ones(4, 3000))
     assert kinds_of(s) == ["scan"] and [b.spills for b in cubins(s)] == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_small_table_has_no_updates(dtype: torch.dtype) -> None:
+    """All lookups of a row would wait for each other: relative positions have 32 rows."""
+    places = torch.randint(0, 32, (64, 20))
+    gradient = torch.randn(64, 20, 8).to(dtype)
+    for padding, kept in ((-1, places >= 0), (3, places != 3)):
+
+        def table(g: torch.Tensor, j: torch.Tensor, padding: int = padding) -> torch.Tensor:
+            return torch.ops.aten.embedding_dense_backward(g, j, 32, padding, False)
+
+        s = assert_function(table, gradient, places)
+        assert {*kinds_of(s)} == {"outer_reduction"}
+        want = torch.zeros(32, 8).index_add(0, places[kept], gradient[kept].float())
+        (got,) = interp(s.graph, [gradient, places]).outputs
+        torch.testing.assert_close(got, want.to(dtype), atol=1e-4, rtol=0.01)
 
 
 def test_updates_meet_at_one_element() -> None:
