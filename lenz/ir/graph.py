@@ -339,8 +339,8 @@ def loop_axes(n: Loop) -> tuple[Axis, ...]:
 _READ = frozenset({"use", "args"})
 
 
-def reads_of(n: Node) -> tuple[str, ...]:
-    """Names of the buffers a node reads, each once, in order of first use."""
+def reads_of(n: object) -> tuple[str, ...]:
+    """Names of the buffers that a node or a launch uses, each once, in order of first use."""
     names = [e.attrs[0] for e in loads_of(*exprs_in(n))]
     for slot in slots_in(n, _READ):
         if slot.kind == "use":

@@ -11,7 +11,7 @@ from lenz.ir import graph
 from lenz.ir import plan as ir
 from lenz.ir.alive import aliased
 from lenz.ir.expr import nodes_of
-from lenz.ir.graph import Extern, View
+from lenz.ir.graph import Extern, View, reads_of
 from lenz.ir.kernel import Launch, Param, Schedule, exprs_of, programs
 from lenz.ir.tensor import Buffer, TensorType, contiguous
 from lenz.machines import capabilities_of, runs_programs
@@ -128,16 +128,14 @@ class _Builder:
                     case Extern():
                         self.call(step)
                     case View():
-                        kind = self.buffers[step.out.name].type
-                        root = self.roots[step.out.name]
-                        if (base := self.bases.get(step.out.name)) is not None:
+                        name, root = step.out.name, self.roots[step.out.name]
+                        kind = self.buffers[name].type
+                        if (base := self.bases.get(name)) is not None:
                             root, first = base, self.buffers[base].type.layout.offset
                             place = replace(kind.layout, offset=kind.layout.offset - first)
                             kind = replace(kind, layout=place)
-                        self.steps.append(
-                            ir.ViewStep(step.out.name, root, kind, detached=step.detached)
-                        )
-                        self.defined[step.out.name] = None
+                        self.steps.append(ir.ViewStep(name, root, kind, detached=step.detached))
+                        self.defined[name] = None
                 self.release(k)
         constants = tuple(ir.Input(b.name, b.type) for b in g.constants)
         steps, comments = self.settled()
@@ -194,7 +192,7 @@ class _Builder:
         """The last step that uses each memory; a view keeps its root alive."""
         self.lent = {self.roots.get(n, n) for n in graph.held_for_good(self.schedule.steps)}
         for k, step in enumerate(self.schedule.steps):
-            for name in _names(step):
+            for name in reads_of(step):
                 if not isinstance(step, Extern) or step.op == "lenz.as_strided":
                     self.addressed |= {name, self.roots.get(name, name)}
                 self.last[name] = k
@@ -218,15 +216,14 @@ class _Builder:
                 dying = self.dying(k, step, p, taken)
                 if dying is None:
                     self.allocate(self.buffers[name])
-                elif dying in self.own:
-                    self.drop_views(dying)
+                    continue
+                self.drop_views(dying)
+                taken[dying] = name if dying in self.own else dying
+                if dying in self.own:
                     self.reuse(name, dying)
                     del self.defined[dying]
-                    taken[dying] = name
                 else:
-                    self.drop_views(dying)
                     self.make(name, over=dying)
-                    taken[dying] = dying
         symbol, device = step.kernel.name, step.device
         if runs_programs(device) and device != self.current:
             self.steps.append(ir.Current(device))
@@ -302,7 +299,7 @@ class _Builder:
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
         self.comment(step)
         counted = not (step.single or step.op.startswith(TRUSTED)) and outs != (None,) * len(outs)
-        is_untold = step.op.startswith(UNTOLD) and any(graph.reads_of(step))
+        is_untold = step.op.startswith(UNTOLD) and any(reads_of(step))
         writes = bool(step.mutates) or is_untold
         told = False, step.holds, step.waits, counted, step.draws, writes
         self.steps.append(ir.CallStep(step.op, step.args, step.kwargs, outs, step.single, *told))
@@ -349,7 +346,7 @@ class _Builder:
     def release(self, k: int) -> None:
         """Free, or keep for reuse, all memory whose last use was step k."""
         step = self.schedule.steps[k]
-        roots = dict.fromkeys(self.roots.get(n, n) for n in (*_names(step), *_defined(step)))
+        roots = dict.fromkeys(self.roots.get(n, n) for n in (*reads_of(step), *_defined(step)))
         for name in roots:
             if self.last.get(name, k) > k or name in self.pinned or name not in self.defined:
                 continue
@@ -382,7 +379,7 @@ def _without_dead_views(s: Schedule, bases: Mapping[str, str]) -> Schedule:
 
     Kernels address the memory of a view, so most views of a graph are not needed.
     """
-    used = {n for step in s.steps if not isinstance(step, View) for n in _names(step)}
+    used = {n for step in s.steps if not isinstance(step, View) for n in reads_of(step)}
     used |= {*graph.atom_refs(s.graph.outputs)}
     for n in sorted(used):
         while (n := bases.get(n, "")) and n not in used:
@@ -391,22 +388,8 @@ def _without_dead_views(s: Schedule, bases: Mapping[str, str]) -> Schedule:
     return replace(s, steps=steps)
 
 
-def _names(step: Launch | Extern | View) -> tuple[str, ...]:
-    match step:
-        case Launch(_, args):
-            return args
-        case View(_, source):
-            return (source,)
-        case Extern():
-            return graph.reads_of(step)
-
-
 def _defined(step: Launch | Extern | View) -> tuple[str, ...]:
-    match step:
-        case Launch(kernel, args):
-            pairs = zip(kernel.params, args, strict=True)
-            return tuple(a for p, a in pairs if p.mode == "out")
-        case View(out):
-            return (out.name,)
-        case Extern(outs):
-            return tuple(o.name for o in outs if isinstance(o, Buffer))
+    if isinstance(step, Launch):
+        pairs = zip(step.kernel.params, step.args, strict=True)
+        return tuple(a for p, a in pairs if p.mode == "out")
+    return tuple(b.name for b in graph.outs_of(step))

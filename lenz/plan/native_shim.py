@@ -106,7 +106,8 @@ def _arguments(f: Frame, s: CallStep, schema: Any, floats: bool) -> list[str]:
         elif a.name in named:
             value = named[a.name]
         elif a.has_default_value():
-            value = _atom(a.default_value)
+            usual = a.default_value
+            value = tuple(usual) if isinstance(usual, list) else usual
         else:
             raise _Unfit
         if a.alias_info is None:
@@ -116,10 +117,6 @@ def _arguments(f: Frame, s: CallStep, schema: Any, floats: bool) -> list[str]:
         else:
             raise _Unfit  # it writes, or returns an alias
     return outs + args
-
-
-def _atom(default: Any) -> Any:
-    return tuple(default) if isinstance(default, list) else default
 
 
 def _argument(f: Frame, kind: str, value: Any, floats: bool) -> list[str]:
