@@ -1,8 +1,8 @@
 """The options of the compiler: few, frozen, documented.  This is the only reader of `os.environ`.
 
 `options=` of torch.compile overrides the environment variable `LENZ_<NAME>`, which overrides the
-default below. `key=False` marks those that do not change generated code; `Options.key` is the text
-of all others, so that one that nobody marked is in the keys.
+default below. `aside` declares those that do not change generated code; `Options.key` is the text
+of all others, so that one that nobody set aside is in the keys.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 from lenz.errors import UserError, near_names
@@ -30,6 +31,9 @@ PLAIN = (bool, int, float, str, type(None))
 def option(default: Any, help: str, *, key: bool = True) -> Any:
     """Declare one option: its default, one sentence of help, and whether it changes code."""
     return field(default=default, metadata={"help": help, "key": key})
+
+
+aside: Callable[[Any, str], Any] = partial(option, key=False)
 
 
 def choices_of(kind: object) -> tuple[str, ...]:
@@ -75,90 +79,70 @@ class Options:
         "Your functions that change each FX graph before it is lowered, in order: `module:name`, or"
         " a pair of that and keyword arguments.",
     )
-    native: bool = option(True, "Run plans by native code between kernels, if possible.", key=False)
+    native: bool = aside(True, "Run plans by native code between kernels, if possible.")
     cuda_graphs: Literal["off", "on", "auto"] = option(
         "off",
         "Replay plans of GPUs as CUDA graphs: `on` wherever a graph can hold them, `auto` where"
         " that is faster.",
     )
-    cuda_graph_sizes: int = option(
-        8, "Sets of sizes of a plan that may have CUDA graphs at once; at least 1.", key=False
+    cuda_graph_sizes: int = aside(
+        8, "Sets of sizes of a plan that may have CUDA graphs at once; at least 1."
     )
-    background: bool = option(
+    background: bool = aside(
         False,
         "Run graphs in eager at first, while another process compiles them into the disk cache.",
-        key=False,
     )
-    compare_eager: bool = option(
+    compare_eager: bool = aside(
         False,
         "Time each graph against eager in its first call, on copies of the arguments; the faster"
         " one runs from then on.",
-        key=False,
     )
-    verify: bool | Literal["kernels"] = option(
-        False, "Check the IR after every pass; `kernels` checks what they compute too.", key=False
+    verify: bool | Literal["kernels"] = aside(
+        False, "Check the IR after every pass; `kernels` checks what they compute too."
     )
-    on_error: Literal["raise", "eager"] = option(
+    on_error: Literal["raise", "eager"] = aside(
         "eager",
         "What to do if lenz itself fails on a graph: raise, or warn and run the graph in eager.",
-        key=False,
     )
-    cache: bool = option(True, "Keep compiled code on disk.", key=False)
-    cache_dir: str | None = option(
-        None, "Folder of the disk cache; by default lenz in the user's cache folder.", key=False
+    cache: bool = aside(True, "Keep compiled code on disk.")
+    cache_dir: str | None = aside(
+        None, "Folder of the disk cache; by default lenz in the user's cache folder."
     )
-    cache_mb: int = option(
-        1024,
-        "Size of the disk cache in MiB; the entries that were not used for longest go first.",
-        key=False,
+    cache_mb: int = aside(
+        1024, "Size of the disk cache in MiB; the entries that were not used for longest go first."
     )
-    remote_cache: str | None = option(
-        None, "A Redis server behind the disk cache: redis://host:port/number.", key=False
+    remote_cache: str | None = aside(
+        None, "A Redis server behind the disk cache: redis://host:port/number."
     )
-    remote_secret: str | None = option(
-        None, "File with the secret that signs the entries of the remote cache.", key=False
+    remote_secret: str | None = aside(
+        None, "File with the secret that signs the entries of the remote cache."
     )
-    debug: bool = option(False, "Write every stage of each graph to a folder.", key=False)
-    debug_dir: str | None = option(
-        None,
-        "Parent of debug folders and repros; by default lenz in the user's state folder.",
-        key=False,
+    debug: bool = aside(False, "Write every stage of each graph to a folder.")
+    debug_dir: str | None = aside(
+        None, "Parent of debug folders and repros; by default lenz in the user's state folder."
     )
-    progress: bool = option(
-        True, "Show progress on a terminal if a compilation takes more than 2 seconds.", key=False
+    progress: bool = aside(
+        True, "Show progress on a terminal if a compilation takes more than 2 seconds."
     )
-    profile: bool = option(
-        False, "Time each kernel and library call; tell when the process ends.", key=False
-    )
-    profile_output: str | None = option(
+    profile: bool = aside(False, "Time each kernel and library call; tell when the process ends.")
+    profile_output: str | None = aside(
         None,
         "Write that to a file, not to standard error: a table, or a trace for Chrome and Perfetto"
         " if the name ends in .json.",
-        key=False,
     )
-    profile_device_time: bool = option(
-        True, "Leave the time between kernels out of their GB/s.", key=False
+    profile_device_time: bool = aside(True, "Leave the time between kernels out of their GB/s.")
+    ranges: Literal["off", "calls", "kernels"] = aside(
+        "off", "Ranges of torch.profiler: of each call of a compiled graph, or of its kernels too."
     )
-    ranges: Literal["off", "calls", "kernels"] = option(
-        "off",
-        "Ranges of torch.profiler: of each call of a compiled graph, or of its kernels too.",
-        key=False,
+    perf_map: bool = aside(False, "Name CPU kernels for Linux `perf`, in /tmp/perf-PID.map.")
+    debug_values: Literal["1", "save"] | None = aside(
+        None, "Show the tensors around launches and calls: 1 prints them, save writes."
     )
-    perf_map: bool = option(
-        False, "Name CPU kernels for Linux `perf`, in /tmp/perf-PID.map.", key=False
+    debug_kernels: str | None = aside(
+        None, "Show only those of these kernels and ops, comma-separated."
     )
-    debug_values: Literal["1", "save"] | None = option(
-        None, "Show the tensors around launches and calls: 1 prints them, save writes.", key=False
-    )
-    debug_kernels: str | None = option(
-        None, "Show only those of these kernels and ops, comma-separated.", key=False
-    )
-    nans: bool = option(
-        False, "Stop at the first kernel or call that makes a NaN from numbers.", key=False
-    )
-    logs: tuple[Log, ...] = option(
-        (), "Stages to print to standard error, comma-separated.", key=False
-    )
+    nans: bool = aside(False, "Stop at the first kernel or call that makes a NaN from numbers.")
+    logs: tuple[Log, ...] = aside((), "Stages to print to standard error, comma-separated.")
 
     @classmethod
     def from_environment(
