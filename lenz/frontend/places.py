@@ -16,16 +16,8 @@ from lenz.traits import trait
 
 aten = torch.ops.aten
 # Gradients that only read the sizes and strides of their second argument.
-SIZED = (
-    aten.max_pool2d_with_indices_backward.default,
-    aten.max_pool3d_with_indices_backward.default,
-    aten.adaptive_max_pool2d_backward.default,
-    aten.adaptive_max_pool3d_backward.default,
-    aten.avg_pool2d_backward.default,
-    aten.avg_pool3d_backward.default,
-    aten._adaptive_avg_pool2d_backward.default,
-    aten._adaptive_avg_pool3d_backward.default,
-)
+POOLS = ("max_pool{}d_with_indices", "adaptive_max_pool{}d", "avg_pool{}d", "_adaptive_avg_pool{}d")
+SIZED = tuple([getattr(aten, f"{x.format(n)}_backward").default for x in POOLS for n in (2, 3)])
 RELU = aten.threshold_backward.default
 KINKED = (RELU, aten.hardtanh_backward.default, aten.leaky_relu_backward.default)
 SHORTENED = 1 << 20  # bytes; less is not worth two conversions

@@ -25,45 +25,13 @@ aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 # What torch's partitioner does not list: ops that are as cheap as a read, which may be computed
 # again, and loops that fuse with others.
-CHEAP = (
-    aten.hardswish,
-    aten.glu,
-    aten._prelu_kernel,
-    aten.log_sigmoid_forward,
-    aten.binary_cross_entropy,
-    aten.binary_cross_entropy_with_logits,
-    aten.mse_loss,
-    aten.huber_loss,
-    aten.smooth_l1_loss,
-    aten.soft_margin_loss,
-    aten.flip,
-    aten.roll,
-    aten.constant_pad_nd,
-    aten.repeat,
-    aten.tril,
-    aten.index_select,
-    aten.embedding,
-)
-LOOPS = (
-    *CHEAP,
-    aten.hardswish_backward,
-    aten.hardtanh_backward,
-    aten.hardshrink_backward,
-    aten.softshrink_backward,
-    aten.leaky_relu_backward,
-    aten.log_sigmoid_backward,
-    aten.mish_backward,
-    aten.glu_backward,
-    aten.binary_cross_entropy_backward,
-    aten.mse_loss_backward,
-    aten.huber_loss_backward,
-    aten.smooth_l1_loss_backward,
-    aten.soft_margin_loss_backward,
-    aten.linalg_vector_norm,
-    aten.amin,
-    aten.prod,
-    aten.std_mean,
-)
+CHEAP = """hardswish glu _prelu_kernel log_sigmoid_forward binary_cross_entropy
+binary_cross_entropy_with_logits mse_loss huber_loss smooth_l1_loss soft_margin_loss flip roll
+constant_pad_nd repeat tril index_select embedding"""
+LOOPS = f"""{CHEAP} hardswish_backward hardtanh_backward hardshrink_backward softshrink_backward
+leaky_relu_backward log_sigmoid_backward mish_backward glu_backward binary_cross_entropy_backward
+mse_loss_backward huber_loss_backward smooth_l1_loss_backward soft_margin_loss_backward
+linalg_vector_norm amin prod std_mean"""
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
 
 
@@ -135,8 +103,9 @@ def fusing(budget: float | None) -> Iterator[None]:
 
     def known() -> partitioners.OpTypes:
         found = listed()
-        again = found.recomputable_ops | set(CHEAP)
-        return replace(found, fusible_ops=found.fusible_ops | set(LOOPS), recomputable_ops=again)
+        cheap, loops = ({getattr(aten, n) for n in names.split()} for names in (CHEAP, LOOPS))
+        again = found.recomputable_ops | cheap
+        return replace(found, fusible_ops=found.fusible_ops | loops, recomputable_ops=again)
 
     def within(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
         return choose_saved(joint_graph, node_info, memory_budget if budget is None else budget)
