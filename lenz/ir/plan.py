@@ -228,19 +228,8 @@ class Check:
     SYNTAX: ClassVar = ("check",)
 
 
-Step: TypeAlias = (
-    BindSize
-    | Alloc
-    | Keep
-    | Reuse
-    | ViewStep
-    | Current
-    | LaunchStep
-    | CallStep
-    | Lay
-    | Free
-    | Check
-)
+NewName: TypeAlias = Alloc | Keep | Reuse | ViewStep  # of memory
+Step: TypeAlias = BindSize | NewName | Current | LaunchStep | CallStep | Lay | Free | Check
 
 
 RegionKind = Literal["graph", "outside"]
