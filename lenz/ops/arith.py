@@ -25,7 +25,7 @@ from lenz.ops.emission import (
     triton_type,
 )
 from lenz.ops.fold import apply, binary, typed, unary
-from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, int_of_width, same
+from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, float_op, int_of_width, same
 
 
 def _emit_neg(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
@@ -151,8 +151,7 @@ FMA = Op(
 
 def _rounded(name: str, llvm: str, triton: str | TritonForm, arity: int = 1, **more: Any) -> Op:
     """A float function with an instruction, rounded at most once."""
-    forms = on(cpu=intrinsic(f"llvm.{llvm}"), cuda=triton)
-    return Op(name, arity, same(FLOATS), getattr(torch, name), forms=forms, **more)
+    return float_op(name, arity, forms=on(cpu=intrinsic(f"llvm.{llvm}"), cuda=triton), **more)
 
 
 SQRT = _rounded(

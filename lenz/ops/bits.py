@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,20 +88,14 @@ def _expand_shift_right(x: Expr, count: Expr) -> Expr:
     return where(ok, apply(SHR, x, where(ok, count, 0)), 0)
 
 
-SHIFT_LEFT = _shift(
-    "shift_left",
-    "left",
-    expand=_expand_shift_left,
-    aten=("bitwise_left_shift", "__lshift__"),
-    cost=4.0,
-)
-SHIFT_RIGHT = _shift(
-    "shift_right",
-    "right",
-    expand=_expand_shift_right,
-    aten=("bitwise_right_shift", "__rshift__"),
-    cost=4.0,
-)
+def _any_shift(way: str, expand: Callable[[Expr, Expr], Expr]) -> Op:
+    """A shift by any count."""
+    aten = (f"bitwise_{way}_shift", f"__{way[0]}shift__")
+    return _shift(f"shift_{way}", way, expand=expand, aten=aten, cost=4.0)
+
+
+SHIFT_LEFT = _any_shift("left", _expand_shift_left)
+SHIFT_RIGHT = _any_shift("right", _expand_shift_right)
 
 
 and_ = binary(AND, "Bitwise and of integers, logical and of bool.")

@@ -20,7 +20,7 @@ from lenz.ops.arith import abs, copysign
 from lenz.ops.compare import where
 from lenz.ops.emission import library
 from lenz.ops.fold import binary, unary
-from lenz.ops.rules import FLOATS, same
+from lenz.ops.rules import float_op, same
 
 _LARGEST = 3.4e38
 _HALF_E = 1.3591409142295225
@@ -47,11 +47,9 @@ def _function(
     if expand:
         del forms["cpu"]
     forms["cuda"] = replace(forms["cuda"], types=on_gpu, expand=gpu, ulp=ulp_gpu)
-    return Op(
+    return float_op(
         name,
         arity,
-        same(FLOATS),
-        getattr(torch, name),
         expand=expand or getattr(poly, name),
         forms=forms,
         aten=(name, also)[: 1 + bool(also)],
@@ -135,11 +133,8 @@ def _expand_sigmoid_gpu(x: Expr) -> Expr:
     return units.sigmoid(x) if x.dtype is F32 else _expand_sigmoid(x)
 
 
-SIGMOID = Op(
+SIGMOID = float_op(
     "sigmoid",
-    1,
-    same(FLOATS),
-    torch.sigmoid,
     expand=_expand_sigmoid,
     forms=on(cuda=OpForm(expand=_expand_sigmoid_gpu, ulp=4.0)),
     aten=("sigmoid", "special_expit"),
@@ -148,11 +143,9 @@ SIGMOID = Op(
     domain=(-80.0, 80.0),
     ulp=2.5,
 )
-ERFINV = Op(
+ERFINV = float_op(
     "erfinv",
-    1,
-    same((F32,)),
-    torch.erfinv,
+    types=(F32,),
     expand=poly.erfinv,
     forms=on(cuda=OpForm("libdevice.erfinv({0})")),
     aten=("erfinv", "special_erfinv"),
@@ -161,11 +154,8 @@ ERFINV = Op(
     domain=(-0.9999, 0.9999),
     ulp=4.0,
 )
-LGAMMA = Op(
+LGAMMA = float_op(
     "lgamma",
-    1,
-    same(FLOATS),
-    torch.lgamma,
     forms=library("lgamma", 1),
     aten=("lgamma", "special_gammaln"),
     promotion="int_to_float",
@@ -173,15 +163,7 @@ LGAMMA = Op(
     domain=(0.01, 100.0),
     ulp=8.0,
 )
-NEXTAFTER = Op(
-    "nextafter",
-    2,
-    same(FLOATS),
-    torch.nextafter,
-    forms=library("nextafter", 2),
-    aten=("nextafter",),
-    cost=30.0,
-)
+NEXTAFTER = float_op("nextafter", 2, forms=library("nextafter", 2), aten=("nextafter",), cost=30.0)
 
 
 exp = unary(EXP, "e^x.")

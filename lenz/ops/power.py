@@ -17,7 +17,7 @@ from lenz.ops.compare import eq, isinf, isnan, ne, signbit, where
 from lenz.ops.emission import library
 from lenz.ops.fold import apply, binary, is_const, value_of
 from lenz.ops.poly import polynomial
-from lenz.ops.rules import FLOATS, INTS, same
+from lenz.ops.rules import FLOATS, INTS, float_op, same
 
 _INF = float("inf")
 _MAGIC = 1.5 * 2.0**52
@@ -100,11 +100,9 @@ POW = Op(
     domain=((0.0, 20.0), (-20.0, 20.0)),
     ulp=1.0,
 )
-HYPOT = Op(
+HYPOT = float_op(
     "hypot",
     2,
-    same(FLOATS),
-    torch.hypot,
     expand=_expand_hypot,
     forms=library("hypot", 2, (F64,), FLOATS, ulp=3.0),
     aten=("hypot",),

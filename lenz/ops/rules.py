@@ -6,8 +6,12 @@ Scalar arithmetic is strict: operands have the same type, and f16 and bf16 are n
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from lenz.ir.dtype import BOOL, F32, F64, I8, I16, I32, I64, MOVED, U8, U16, U32, U64, DType
-from lenz.ir.op import Attrs, DTypeRule, Types, all_ops
+from lenz.ir.op import Attrs, DTypeRule, Op, Types, all_ops
 
 BEFORE = len(all_ops())  # structural ops, and a user's that precede lenz's own
 FLOATS: Types = (F32, F64)
@@ -33,6 +37,11 @@ def _one_type(args: Types, allowed: Types) -> DType:
 def same(allowed: Types) -> DTypeRule:
     """The result has the common type of the operands, which must be allowed."""
     return lambda args, _: _one_type(args, allowed)
+
+
+def float_op(name: str, arity: int = 1, types: Types = FLOATS, **facts: Any) -> Op:
+    """An op of floats of one type, which torch has under its name."""
+    return Op(name, arity, same(types), getattr(torch, name), **facts)
 
 
 def to_bool(allowed: Types) -> DTypeRule:
