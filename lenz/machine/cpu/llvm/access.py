@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from lenz.errors import InternalError
-from lenz.ir.dtype import BOOL, I64, DType
+from lenz.ir.dtype import BOOL, I64, U8, DType
 from lenz.machine.cpu.llvm import transpose
 from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.indices import Indices, index_type
@@ -162,10 +162,7 @@ class Accesses:
         return self._to_bool(value) if dtype is BOOL else value
 
     def _to_bool(self, value: Value) -> Value:
-        b = self.scopes.builder(value.level, value.lanes, len(value.names))
-        t = vector("i8", b.lanes)
-        zero = (splat("i8", "0", b.lanes),) * b.copies
-        return Value(b.each(f"icmp ne {t}", value.names, zero), value.level, value.lanes)
+        return self.scopes.compared(value, "icmp ne", U8, 0)  # a byte in memory
 
     def _load_scalar(
         self, place: Place, dtype: DType, mask: Value | None, level: int, copies: int

@@ -88,6 +88,11 @@ class Scopes:
         b = self.builder(value.level, value.lanes, len(value.names))
         return Value(b.convert(opcode, to, source, value.names), value.level, value.lanes)
 
+    def compared(self, value: Value, pred: str, dtype: DType, number: float) -> Value:
+        """The bool of a comparison with a number."""
+        b = self.builder(value.level, value.lanes, len(value.names))
+        return Value(b.compare(pred, dtype, value.names, number), value.level, value.lanes)
+
     def _splat(self, value: Value, element: str) -> Names:
         if value.names[0][0] != "%":
             return tuple([splat(element, n, self.width) for n in value.names])

@@ -80,8 +80,7 @@ class Values(Walk[Value]):
             return value
         converted = self.scopes.converted
         if dtype is BOOL:
-            b = self.scopes.builder(value.level, value.lanes, len(value.names))
-            return Value(b.compare("icmp ne", source, value.names, 0), value.level, value.lanes)
+            return self.scopes.compared(value, "icmp ne", source, 0)
         if dtype.is_half:
             return converted(converted(value, "sitofp", F32, source), "f32_to_half", dtype, F32)
         if dtype.is_float:
@@ -107,9 +106,7 @@ class Values(Walk[Value]):
 
     def _is_positive(self, size: Expr, mask: Mask) -> Value:
         """The bool size > 0 of an i64. If it is false, even position 0 is out of bounds."""
-        n = self.value(size, mask)
-        b = self.scopes.builder(n.level, n.lanes, len(n.names))
-        return Value(b.compare("icmp sgt", I64, n.names, 0), n.level, n.lanes)
+        return self.scopes.compared(self.value(size, mask), "icmp sgt", I64, 0)
 
     def _mask(self, mask: Mask, step: int | None) -> Value | None:
         """The lanes in which all conditions hold, minus the tail for accesses of many elements."""
