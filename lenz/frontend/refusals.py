@@ -70,8 +70,7 @@ def _sizes(t: Tensor) -> list[Any]:
 
 def _bare(t: Tensor) -> Tensor:
     """A tensor with this call's sizes, so that questions about it add no guards."""
-    sizes = [1 if n is None else n for n in _sizes(t)]
-    return torch.empty(sizes, dtype=t.dtype, device="meta")
+    return torch.empty([1 if n is None else n for n in _sizes(t)], dtype=t.dtype, device="meta")
 
 
 def _unfit(x: Tensor, places: Sequence[Tensor | None], src: Tensor, *_: Any, **__: Any) -> bool:
@@ -150,7 +149,7 @@ argmax argmin max_pool2d_with_indices max_pool3d_with_indices
 {" ".join(f"reflection_pad{n}d" for n in "123")}"""
 FIRST = """nll_loss_forward nll_loss2d_forward huber_loss binary_cross_entropy_with_logits
 max_unpool2d max_unpool3d max_pool2d_with_indices_backward max_pool3d_with_indices_backward
-multi_margin_loss binary_cross_entropy"""
+multi_margin_loss binary_cross_entropy rand randn rand_like randn_like"""
 SPECIAL = """zeta ndtri log_ndtr erfcx airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1
 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 spherical_bessel_j0
 scaled_modified_bessel_k0 scaled_modified_bessel_k1"""
@@ -168,12 +167,13 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("avg_pool3d rrelu_with_noise rrelu_with_noise_functional", on_cpu(*HALVES)),
     ("complex polar", of(torch.bfloat16)),
     ("nansum", on_cpu(torch.complex64, torch.complex128)),
-    (FIRST, lambda x, *_, **__: x.dtype in (*BOOL, *INTS)),
+    (FIRST, lambda x, *_, dtype=None, **__: (dtype or getattr(x, "dtype", 0)) in (*BOOL, *INTS)),
     (f"{NUMERIC} randint_like", of(*BOOL)),
     ("pow clamp floor_divide remainder fmod", bools),
     ("div", lambda *a, rounding_mode=None: rounding_mode is not None and bools(*a)),
     ("add sub rsub", lambda *a, alpha=1: type(alpha) is float and only(*BOOL, *INTS)(*a)),
     ("add sub rsub", lambda *a, alpha=1: alpha is True and not only(*BOOL)(*a)),
+    ("sub rsub", lambda *a, **_: any(type(n) is bool for n in a)),
     ("ldexp", lambda x, e: x.is_floating_point() and e.dtype is torch.bool),
     ("mse_loss", only(*BOOL, *INTS)),
     ("log_sigmoid_forward clamp clamp_min le lt ge gt", of(torch.complex64, torch.complex128)),
@@ -237,7 +237,6 @@ def mark_refused(gm: GraphModule) -> None:
     """Mark each call that eager may reject: `meta["refused"]`."""
     for n in gm.graph.nodes:
         if isinstance(n.target, torch._ops.OpOverload):
-            name = n.target._schema.name.partition("::")[2]
             given = map_arg((n.args, n.kwargs), lambda a: a.meta.get("val"))
-            if is_refused(name, *given):
+            if is_refused(n.target._opname, *given):
                 n.meta["refused"] = True
