@@ -66,7 +66,7 @@ def _traced(
     gm: GraphModule, n: Node, run: Callable[..., Any], native: frozenset[str]
 ) -> tuple[list[Node], GraphModule]:
     """Return the nodes that a call reads, and the graph of its function of these nodes."""
-    taken = [a for a in n.all_input_nodes if a.op != "get_attr"]
+    taken = [a for a in n.all_input_nodes if a.op != "get_attr" or "val" in a.meta]
 
     def call(*values: Any) -> Any:
         held = dict(zip(taken, values, strict=True))

@@ -66,6 +66,17 @@ def test_gradients_of_bags_of_any_size(mode: int, padding: int) -> None:
         check(lambda g, w, i, o, bag: sample(g, w, i, o, bag, 0, padding), given[0], W, *given[1:4])
 
 
+def test_gradients_of_bags_at_constants() -> None:
+    """A tensor made from numbers is no fake tensor; such a gradient took the graph to eager."""
+    i, grads = IDX.view(-1), []
+    fn = lambda w: F.embedding_bag(i, w, torch.tensor([0, 1, 1, 4]), mode="sum")
+    for backend in ("eager", "lenz"):
+        w = W.clone().requires_grad_()
+        torch.compile(fn, backend=backend)(w).square().sum().backward()
+        grads.append(w.grad)
+    torch.testing.assert_close(*grads)
+
+
 def test_sums_of_bf16_whose_bags_eager_leaves_out() -> None:
     """Fake tensors tell a full list of bags, and eager's kernel of CPUs gives an empty one."""
     i, offsets = IDX.view(-1), torch.tensor([0, 2, 2, 9])
