@@ -331,5 +331,4 @@ def conj(b: GraphBuilder, z: Complex | complex) -> Any:
         re, im = z.parts
         return re, b.map(lambda i: -im.at(i), replace(t, dtype=im.dtype))
 
-    make = z.make_memory and (lambda: alias(b, "aten._conj.default", z.whole, z.type))
-    return Complex(b, t, make, parts)
+    return Complex(b, t, lambda: alias(b, "aten._conj.default", z.whole, z.type), parts)

@@ -175,8 +175,8 @@ def addcmul(b: GraphBuilder, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
 @rule("mean")
 def mean(b: GraphBuilder, z: Any, dim: Dim = None, keepdim: bool = False, **_: Any) -> Complex:
     """The sum divided by the number of elements, which is a complex number on CPUs."""
-    if not isinstance(z, Complex):
-        raise Decline("the mean of real numbers in a complex type")
+    if not isinstance(z, Complex) or b.result.dtype not in PARTS:
+        raise Decline("a mean of real numbers in a complex type, or of complex ones in a real type")
     part = replace(b.result, dtype=PARTS[b.result.dtype])
     n = count(cut(z.shape, dim).over, part.dtype)
     finish = (lambda total: total / n) if runs_programs(part.device) else None
