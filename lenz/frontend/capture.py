@@ -23,7 +23,7 @@ from lenz.debug.names import shown
 from lenz.frontend.attention import fuse_attention, has_attention
 from lenz.frontend.bodies import with_bodies
 from lenz.frontend.build import build
-from lenz.frontend.calls import copied, fake_of
+from lenz.frontend.calls import called, copied, fake_of
 from lenz.frontend.composites import composites
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
@@ -34,7 +34,7 @@ from lenz.frontend.program import CompileFX, GraphKind, boxed, boxed_eager
 from lenz.frontend.session import compiling, interning
 from lenz.frontend.split import split
 from lenz.frontend.untraced import outside
-from lenz.frontend.values import is_same_size
+from lenz.frontend.values import dense_order, is_same_size
 from lenz.ir.interned import uncollected
 from lenz.ir.plan import Boxed
 from lenz.options import Options
@@ -43,6 +43,9 @@ from lenz.options import Options
 # Effect tokens are made inside the graph, so that no argument only stands for order.
 CONFIG = {"cse": False, "unlift_effect_tokens": True}
 NORMS = ("norm", torch.norm, torch.linalg.norm, torch.linalg.vector_norm)
+# Methods that write in place, and whose functional forms give contiguous results.
+CONTIGUOUS = """addbmm_ addmm_ baddbmm_ cumprod_ cumsum_ index_add_ index_copy_ index_reduce_
+masked_fill_ masked_scatter_ renorm_ scatter_ scatter_add_ scatter_reduce_ tril_ triu_"""
 # AOTAutograd's cache only takes the output of torch's own compiler.
 KEEPING = {k: False for k in ("force_autograd_cache",) if hasattr(functorch_config, k)}
 
@@ -140,13 +143,36 @@ def prepared(gm: GraphModule) -> GraphModule:
     if isinstance(gm, GraphModule):  # after flattening it may be a wrapper without a graph
         fix_floats(gm)
         norms = next(norms_of(gm), None)
-        if norms or has_attention(gm) or convolutions_of(gm):
+        if norms or has_attention(gm) or convolutions_of(gm) or next(turned_by(gm), None):
             gm = copied(gm)
+            copy_results(gm)
             if norms:
                 count_from_front(gm)
             fuse_attention(gm)
             channels_last(gm)
     return gm
+
+
+def turned_by(gm: GraphModule) -> Iterator[Node]:
+    """Yield the writes after which AOTAutograd takes a tensor with other strides as contiguous.
+
+    It gives the tensor the strides of the functional form: docs/upstream/torch_in_place_strides.py.
+    """
+    for n in gm.graph.nodes:
+        is_one = n.op == "call_method" and n.target in CONTIGUOUS.split()
+        x = fake_of(n.args[0]) if is_one else None
+        order = x is not None and dense_order(x.shape, x.stride())
+        if order and order != tuple(sorted(order)):
+            yield n
+
+
+def copy_results(gm: GraphModule) -> None:
+    """Copy the functional results of `turned_by` into the tensors, which keeps their strides."""
+    for n in turned_by(gm):
+        made = called(gm, n, str(n.target).removesuffix("_"), *n.args)
+        made.kwargs = n.kwargs
+        n.target, n.args, n.kwargs = "copy_", (n.args[0], made), {}
+    gm.recompile()
 
 
 def norms_of(gm: GraphModule) -> Iterator[tuple[Node, list[int]]]:

@@ -255,6 +255,36 @@ def test_elements_that_share_memory_are_written_as_aot_eager_does(name: str, dyn
         torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
+INDEX = torch.tensor([1, 0])
+TURNED: dict[str, Callable[[Tensor], Any]] = {
+    "masked_fill_": lambda x: x.masked_fill_(x > 0, 7.0),
+    "scatter_": lambda x: x.scatter_(0, torch.zeros_like(x, dtype=torch.int64), 3.0),
+    "scatter_add_": lambda x: x.scatter_add_(1, torch.zeros_like(x, dtype=torch.int64), x.clone()),
+    "index_add_": lambda x: x.index_add_(0, INDEX, x[:2].clone(), alpha=2),
+    "index_copy_": lambda x: x.index_copy_(0, INDEX, x[:2].clone()),
+    "cumsum_": lambda x: x.cumsum_(dim=1),
+    "tril_": lambda x: x.tril_(),
+    "addmm_": lambda x: x[0, 0].addmm_(x[0, 0], x[0, 0].mT @ x[0, 0], alpha=0.5),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("name", TURNED)
+def test_a_tensor_written_in_place_keeps_its_strides(name: str, dynamic: bool) -> None:
+    """AOTAutograd gives it those of the functional form, and fails at the view."""
+
+    def fn(x: Tensor) -> Any:
+        last, plain = x.clone(), x.contiguous() * 2
+        TURNED[name](last)
+        TURNED[name](plain.transpose(0, 1))
+        return last, last.permute(0, 2, 3, 1).view(-1), plain, plain.view(-1)
+
+    layout = torch.channels_last
+    agree(fn, lambda: (randn(2, 2, 4, 4).to(memory_format=layout),), dynamic=dynamic)
+    agree(TURNED[name], lambda: (randn(2, 2, 4, 4).to(memory_format=layout),), dynamic=dynamic)
+
+
 EXPANDED: dict[str, Callable[[Tensor], Any]] = {
     "add_": lambda x: x.add_(1),
     "copy_ of a result": lambda x: x.copy_(x + 1),
