@@ -119,7 +119,7 @@ def computed(target: Any, args: Sequence[Any], told: torch.Tensor) -> list[tuple
     """The shapes and strides of operands. CPUs first copy operands to a common type."""
     dtype, found = told.dtype, []
     is_pair = len(args) > 1 and isinstance(args[0], torch.Tensor)
-    if dtype is torch.bool and is_pair and not isinstance(args[1], torch.dtype):
+    if dtype is torch.bool and is_pair and not isinstance(args[1], torch.dtype | None):
         dtype = torch.result_type(args[0], args[1])  # of the compared operands
     is_choice = target._schema.name == "aten::where"
     for a in (x for x in args if isinstance(x, torch.Tensor)):

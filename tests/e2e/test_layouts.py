@@ -296,3 +296,9 @@ def test_what_padding_leaves_lies_as_in_eager(widths: tuple[int, int]) -> None:
     """With symbolic widths: what only cuts is a copy of what is left, and keeps its order."""
     for x in (torch.randn(5, 6).t(), torch.randn(2, 3, 4, 4).mT, torch.randn(1, 5)):
         agree(padded, lambda x=x: [x, *widths], dynamic=True)
+
+
+def test_bools_have_one_bound() -> None:
+    """The type of the operands was asked for with the missing bound among them."""
+    a, b = torch.tensor([True, False, True]), torch.tensor([False, False, True])
+    agree(lambda a, b: (torch.clamp(a, max=b), torch.clamp(a, min=b)), lambda: (a, b))
