@@ -44,7 +44,7 @@ from lenz.options import Options
 CONFIG = {"cse": False, "unlift_effect_tokens": True}
 NORMS = ("norm", torch.norm, torch.linalg.norm, torch.linalg.vector_norm)
 # Methods that write in place, and whose functional forms give contiguous results.
-CONTIGUOUS = """addbmm_ addmm_ baddbmm_ cumprod_ cumsum_ index_add_ index_copy_ index_reduce_
+WRITES = """addbmm_ addmm_ baddbmm_ cumprod_ cumsum_ index_add_ index_copy_ index_reduce_
 masked_fill_ masked_scatter_ renorm_ scatter_ scatter_add_ scatter_reduce_ tril_ triu_"""
 # AOTAutograd's cache only takes the output of torch's own compiler.
 KEEPING = {k: False for k in ("force_autograd_cache",) if hasattr(functorch_config, k)}
@@ -142,12 +142,11 @@ def prepared(gm: GraphModule) -> GraphModule:
     """
     if isinstance(gm, GraphModule):  # after flattening it may be a wrapper without a graph
         fix_floats(gm)
-        norms = next(norms_of(gm), None)
-        if norms or has_attention(gm) or convolutions_of(gm) or next(turned_by(gm), None):
+        if has_attention(gm) or [*norms_of(gm), *turned_by(gm), *convolutions_of(gm)]:
             gm = copied(gm)
             copy_results(gm)
-            if norms:
-                count_from_front(gm)
+            count_from_front(gm)
+            gm.recompile()
             fuse_attention(gm)
             channels_last(gm)
     return gm
@@ -159,8 +158,7 @@ def turned_by(gm: GraphModule) -> Iterator[Node]:
     It gives the tensor the strides of the functional form: docs/upstream/torch_in_place_strides.py.
     """
     for n in gm.graph.nodes:
-        is_one = n.op == "call_method" and n.target in CONTIGUOUS.split()
-        x = fake_of(n.args[0]) if is_one else None
+        x = fake_of(n.args[0]) if n.op == "call_method" and n.target in WRITES.split() else None
         order = x is not None and dense_order(x.shape, x.stride())
         if order and order != tuple(sorted(order)):
             yield n
@@ -172,7 +170,6 @@ def copy_results(gm: GraphModule) -> None:
         made = called(gm, n, str(n.target).removesuffix("_"), *n.args)
         made.kwargs = n.kwargs
         n.target, n.args, n.kwargs = "copy_", (n.args[0], made), {}
-    gm.recompile()
 
 
 def norms_of(gm: GraphModule) -> Iterator[tuple[Node, list[int]]]:
@@ -186,10 +183,9 @@ def norms_of(gm: GraphModule) -> Iterator[tuple[Node, list[int]]]:
         dims = [dim] if isinstance(dim, int) else dim
         if x is None or not isinstance(dims, (list, tuple)):
             continue
-        ends = [isinstance(d, int) and -x.dim() <= d < 0 for d in dims]
-        pairs = [*zip(dims, ends, strict=True)]
-        if any(end and is_same_size(x.shape[d], 1) for d, end in pairs):
-            yield n, [d + x.dim() if end else d for d, end in pairs]
+        new = [d + x.dim() if isinstance(d, int) and -x.dim() <= d < 0 else d for d in dims]
+        if any(d != at and is_same_size(x.shape[at], 1) for d, at in zip(dims, new, strict=True)):
+            yield n, new
 
 
 def count_from_front(gm: GraphModule) -> None:
@@ -199,7 +195,6 @@ def count_from_front(gm: GraphModule) -> None:
             n.kwargs = {**n.kwargs, "dim": dims}
         else:
             n.args = (*n.args[:2], dims, *n.args[3:])
-    gm.recompile()
 
 
 def break_reason(gm: GraphModule) -> str:

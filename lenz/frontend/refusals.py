@@ -55,9 +55,8 @@ def _other_than(part: Callable[..., Tensor]) -> Refusal:
 
     def rule(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> bool:
         try:
-            given = [_hint(a) for a in args]
-            named = {k: _hint(a) for k, a in kwargs.items()}
-            return _sizes(part(_bare(x), *given, **named)) != _sizes(src)
+            args, kwargs = _pytree.tree_map(_hint, (args, kwargs))
+            return _sizes(part(_bare(x), *args, **kwargs)) != _sizes(src)
         except (IndexError, RuntimeError):
             return True  # the part does not exist
 
