@@ -223,6 +223,8 @@ def agrees(got: Any, want: Any) -> str:
                 return f"result {k}: {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
             if x.layout is torch.strided and x.numel() and layout_of(x) != layout_of(y):
                 return f"result {k}: strides {layout_of(x)} instead of {layout_of(y)}"
+            if (x.is_conj(), x.is_neg()) != (y.is_conj(), y.is_neg()):
+                return f"result {k}: marks of a conjugate or a sign are not the same"
             if y.is_meta:
                 continue
             rtol, atol = TOLERANCE.get(y.dtype, (0.0, 0.0))
