@@ -111,7 +111,7 @@ def adam_args(n: int) -> Args:
 def adam_lists(*tensors: Tensor) -> None:
     """The same for many parameters, as `torch.optim` does it, with ops on lists."""
     w16, g16, m, v, w32 = (list(tensors[k::5]) for k in range(5))
-    g32 = [g.to(torch.float32) for g in g16]
+    g32 = [g.to(x.dtype) for g, x in zip(g16, m, strict=True)]
     torch._foreach_lerp_(m, g32, 0.1)
     torch._foreach_mul_(v, 0.99)
     torch._foreach_addcmul_(v, g32, g32, 0.01)
