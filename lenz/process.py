@@ -12,6 +12,12 @@ from typing import Any
 
 import torch
 
+# What a compilation imports late: new processes have it already. One that is absent is left out.
+LOADED = (
+    "torch._dynamo", "torch.export._trace", "torch.distributed.tensor.experimental._func_map",
+    "lenz.api", "lenz.machine.cpu.machine",
+)  # fmt: skip
+
 
 def ask(job: Callable[..., Any], *args: Any, seconds: float) -> tuple[Any, str]:
     """Run a job in a new process, which is killed after so many seconds.
@@ -22,7 +28,7 @@ def ask(job: Callable[..., Any], *args: Any, seconds: float) -> tuple[Any, str]:
     forks = "forkserver" in multiprocessing.get_all_start_methods() and not torch.version.cuda
     place: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
-        place.set_forkserver_preload(["torch._dynamo", job.__module__])
+        place.set_forkserver_preload([*LOADED, job.__module__])
     here, there = place.Pipe(duplex=False)
     process = place.Process(target=_serve, args=(there, job, args))
     process.start()

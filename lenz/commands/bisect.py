@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from math import sqrt
 
 from lenz.commands.minimise import minimise
@@ -46,7 +46,6 @@ class Bisection(Judged):
     def culprit(self) -> tuple[str, list[str], str]:
         """What is wrong in the graph: its name, lines of IR, and the user's line."""
 
-        @cache
         def at(k: int) -> Outcome:
             return self.staged(STAGES[k])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -218,12 +218,13 @@ class Judged:
     """A program under lenz, with its results in eager and in float64."""
 
     def __init__(self, program: Probe, seconds: float) -> None:
-        self.program, self.seconds = program, seconds
+        self.program = program
+        self.ask = cache(partial(ask, observe, seconds=seconds))  # no probe runs twice
 
     def begin(self) -> str:
         """Run the program in eager and in float64; the error if eager fails."""
         ways = [replace(self.program, way=way) for way in ("eager", "float64")]
-        (eager, why), (exact, self.why) = (ask(observe, p, seconds=self.seconds) for p in ways)
+        (eager, why), (exact, self.why) = map(self.ask, ways)
         self.why = self.why if exact is None else exact.what
         if eager is not None and not self.why:
             self.want = [torch.from_numpy(x) for x in exact.results]
@@ -237,7 +238,7 @@ class Judged:
 
     def run(self, **how: Any) -> Outcome:
         """Run the program with other fields of the probe, and judge it."""
-        found, why = ask(observe, replace(self.program, **how), seconds=self.seconds)
+        found, why = self.ask(replace(self.program, **how))
         seen = Outcome("dies", why) if found is None else found
         if not seen.kind and not self.why:
             seen.error = self.error(seen)
