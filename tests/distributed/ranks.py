@@ -8,6 +8,7 @@ after a failure, ranks may be out of step, so that what is left is not run.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import tempfile
 import traceback
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+
+from lenz.process import LOADED
 
 PATIENCE = timedelta(seconds=120)
 
@@ -44,9 +47,15 @@ Check = Callable[[Rank], object]
 
 def failures(size: int, checks: Sequence[Check], device: str = "cpu") -> str:
     """What went wrong on any rank, as text; empty if nothing did."""
+    forks = device == "cpu" and "forkserver" in multiprocessing.get_all_start_methods()
+    if forks:  # torch and the checks are imported once for all ranks
+        multiprocessing.set_forkserver_preload([*LOADED, "tests.distributed.checks"])
+    way = "forkserver" if forks else "spawn"
     with tempfile.TemporaryDirectory() as folder:
         args = size, device, folder, checks
-        started: Any = torch.multiprocessing.spawn(run, args=args, nprocs=size, join=False)
+        started: Any = torch.multiprocessing.start_processes(
+            run, args=args, nprocs=size, join=False, start_method=way
+        )
         try:
             while not started.join():
                 pass
