@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_691,
+    ".": 2_677,
     "artifact": 733,
     "commands": 850,
     "debug": 1_583,
     "first_calls": 331,
-    "frontend": 4_031,
-    "ir": 4_106,
-    "lower": 5_589,
-    "machine": 5_670,
-    "ops": 2_073,
+    "frontend": 4_001,
+    "ir": 4_095,
+    "lower": 5_595,
+    "machine": 5_667,
+    "ops": 2_048,
     "opt": 1_541,
     "page": 458,
-    "plan": 2_251,
+    "plan": 2_235,
     "runtime": 831,
-    "schedule": 1_610,
+    "schedule": 1_613,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_498
+TOTAL_CODE_LINES = 35_408
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
