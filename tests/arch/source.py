@@ -76,8 +76,13 @@ def code_lines(source: Source) -> int:
     return len(found)
 
 
-def imports_of(source: Source) -> Iterator[Import]:
+@cache
+def imports_of(source: Source) -> tuple[Import, ...]:
     """Every import, whether at load, in a function, for types only, or by importlib."""
+    return tuple(found_imports(source))
+
+
+def found_imports(source: Source) -> Iterator[Import]:
     for node, depth in with_depth(source.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
