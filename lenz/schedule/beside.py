@@ -90,7 +90,9 @@ def _touched(step: Step, roots: dict[str, str]) -> tuple[set[str], set[str]]:
                     roots[o.name] = roots.get(source, source)
             written = (*step.mutates, *(b.name for b in outs_of(step)))
             reads = {roots.get(n, n) for n in (*reads_of(step), *step.waits)}
-            return reads, {roots.get(n, n) for n in written}
+            # Who is not torch may write what it reads, whatever its schema says.
+            writes = {roots.get(n, n) for n in written}
+            return reads, writes if step.op.startswith("aten.") else reads | writes
 
 
 def _is_short(x: ir.Launch, env: SymEnv) -> bool:
@@ -137,7 +139,8 @@ def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launc
             new[local.name] = f"l{len(scratch)}"
             scratch.append(replace(local, name=new[local.name]))
         loops = ir.renamed(x.kernel.body, new)
-        body += loops if _is_grid(loops) else [ir.For(axis("one", ONE), "grid", loops)]
+        has_grid = ir.around(loops, "grid")[0]
+        body += loops if has_grid else [ir.For(axis("one", ONE), "grid", loops)]
         sizes |= {v.name: v for v in x.kernel.sizes}
     tiles = dict.fromkeys(x.kernel.tile for x in parts)
     tile = max(tiles, key=lambda t: t.warps)
@@ -149,7 +152,3 @@ def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launc
     origins = tuple(dict.fromkeys(o for x in parts for o in x.origins))
     args = tuple([a for a, _ in params])
     return ir.Launch(replace(k, name=name), args, (), origins, parts[0].device)
-
-
-def _is_grid(body: tuple[ir.Stmt, ...]) -> bool:
-    return len(body) == 1 and isinstance(body[0], ir.For) and body[0].kind == "grid"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import lenz
 from lenz.ir import kernel as ir
+from lenz.ir.graph import Extern
 from lenz.ir.kernel import Launch, Schedule, grids
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.pipeline import named
@@ -100,6 +101,19 @@ def test_an_argument_changes_after_it_was_read_and_before_a_call_that_may_raise(
     reads = next(k for k, step in enumerate(steps) if _uses(step, "in"))
     writes = next(k for k, step in enumerate(steps) if _uses(step, "inout"))
     assert reads < writes
+
+
+def test_an_op_of_somebody_else_may_write_what_it_reads() -> None:
+    def both(m: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.linalg.inv(m), m * 2
+
+    s = named(assert_function(both, torch.eye(3)))
+    kernel, call = sorted(s.steps, key=lambda step: not isinstance(step, Launch))[:2]
+    assert isinstance(kernel, Launch) and isinstance(call, Extern)
+    for op, first in ((call.op, call), ("mine.inverse.default", kernel)):
+        steps = kernel, replace(call, op=op)
+        kept = share_launches(replace(s, steps=steps), gpu_context()).steps
+        assert (kept[0] == kernel) == (first is kernel), op
 
 
 def _sums_columns(step: object) -> bool:
