@@ -118,6 +118,13 @@ def scheduled(
     return s
 
 
+def joined(s: Schedule) -> Schedule:
+    """The schedule with short kernels side by side, verified."""
+    few = share_launches(named(s), gpu_context())
+    verify(few)
+    return few
+
+
 def kernels_of(s: Schedule) -> list[Kernel]:
     """The kernels of a schedule, each with a name of its own."""
     found = [x.kernel for x in s.steps if isinstance(x, Launch)]
@@ -169,10 +176,8 @@ def assert_triton(
     """
     s = scheduled(on_gpu(g), tiles, split)
     assert_kernels(s, g, seeds, given)
-    joined = share_launches(named(s), gpu_context())
-    if len(joined.steps) < len(s.steps):
-        verify(joined)
-        assert_kernels(joined, g, seeds, given)
+    if len((few := joined(s)).steps) < len(s.steps):
+        assert_kernels(few, g, seeds, given)
     return s
 
 

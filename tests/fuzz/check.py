@@ -122,6 +122,7 @@ class Stages:
                 TINY,
                 cubins,
                 interpreted,
+                joined,
                 kernels_of,
                 lowered_there,
                 scheduled,
@@ -129,6 +130,7 @@ class Stages:
 
             tiles = TINY if self.way.startswith("tiny") else None
             s = scheduled(lowered_there(p), tiles, emulate_rounding=has_halves(p))
+            s = s if tiles else joined(s)
             self.kernels += len(kernels_of(s))
             if self.way.endswith("cubins"):
                 cubins(s)
