@@ -37,7 +37,7 @@ def made(monkeypatch: pytest.MonkeyPatch, **answers: Callable[..., Any]) -> Comp
     }  # fmt: skip
     for name, answer in (usual | answers).items():
         monkeypatch.setattr(machine if name == "compile_all" else driver, name, answer)
-    return compile_program(program, context(Options(cache=False)))
+    return compile_program(program, context(Options(cache=False, side_by_side=1)))
 
 
 def binary(name: str) -> Binary:

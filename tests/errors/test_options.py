@@ -14,6 +14,7 @@ from lenz.errors import UserError
 from lenz.options import LOGS, Options
 
 OTHER: dict[str, Any] = {
+    "side_by_side": 3,
     "cuda_graphs": "on",
     "cuda_graph_sizes": 3,
     "cache_mb": 64,
