@@ -175,9 +175,11 @@ def assert_triton(
     The inputs are random, or those that are `given`; the rest as for `scheduled`.
     """
     s = scheduled(on_gpu(g), tiles, split)
+    seeds = tuple(seeds)
     assert_kernels(s, g, seeds, given)
-    if len((few := joined(s)).steps) < len(s.steps):
-        assert_kernels(few, g, seeds, given)
+    # Joining does not depend on tiles or numbers: once is enough.
+    if tiles is None and len((few := joined(s)).steps) < len(s.steps):
+        assert_kernels(few, g, seeds[:1], given)
     return s
 
 
