@@ -19,7 +19,7 @@ from lenz.sym import Sym, Var
 # A plan or a graph as a function: it takes the list of its arguments and empties it.
 Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 # Who uses a new name for old memory: kernels only need its address, calls also see its dtype and
-# sizes, and for autograd, unless no other tensor has the memory, it is a view made by Python.
+# sizes, and for autograd it is a view made by Python. A result alone in its memory is for calls.
 Taker = Literal["kernels", "calls", "autograd"]
 
 

@@ -34,11 +34,15 @@ Step = ir.Launch | Extern | View
 
 @dataclass(slots=True)
 class _Waiting:
-    """Launches that may be one, and the memory that they read and write."""
+    """Launches that may be one, and the memory that they read and write.
+
+    `changes` says whether an argument of the graph is among it.
+    """
 
     launches: list[ir.Launch] = field(default_factory=list)
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
+    changes: bool = False
 
     def blocks(self, reads: set[str], writes: set[str]) -> bool:
         """Whether a step cannot run before these launches."""
@@ -48,31 +52,34 @@ class _Waiting:
 def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
     """The schedule with independent launches of short kernels joined, `side_by_side` at most."""
     most, found = cx.options.side_by_side, list[Step]()
+    if most < 2 or not any(isinstance(x, ir.Launch) and runs_programs(x.device) for x in s.steps):
+        return s
     waiting, roots = dict[object, _Waiting](), dict[str, str]()
     given = {b.name for b in s.graph.inputs if isinstance(b, Buffer)}
     names: dict[ir.Kernel, str] = {}
 
     def start(which: object) -> None:
         for part in _parts(waiting.pop(which).launches, most):
-            is_one = part[1:] and cx.allow("side by side", part[0].kernel.name)
-            found.extend([_joined(part, names)] if is_one else part)
+            joins = part[1:] and cx.allow("side by side", part[0].kernel.name)
+            found.extend([_joined(part, names)] if joins else part)
 
-    for step in s.steps if most > 1 else ():
+    for step in s.steps:
         reads, writes = _touched(step, roots)
         for which, w in [*waiting.items()]:
-            # A call may raise. Eager has changed the arguments by then.
-            if w.blocks(reads, writes) or (isinstance(step, Extern) and w.writes & given):
+            # A call may raise, and eager has changed the arguments by then.
+            if w.blocks(reads, writes) or (isinstance(step, Extern) and w.changes):
                 start(which)
         if isinstance(step, ir.Launch) and _is_short(step, s.graph.env):
             w = waiting.setdefault(_alike(step, s.graph.env), _Waiting())
             w.launches.append(step)
             w.reads |= reads
             w.writes |= writes
+            w.changes |= not given.isdisjoint(writes)
         else:
             found.append(step)
     for which in [*waiting]:
         start(which)
-    return replace(s, steps=tuple(found)) if most > 1 else s
+    return replace(s, steps=tuple(found))
 
 
 def _touched(step: Step, roots: dict[str, str]) -> tuple[set[str], set[str]]:
@@ -85,13 +92,11 @@ def _touched(step: Step, roots: dict[str, str]) -> tuple[set[str], set[str]]:
             roots[out.name] = roots.get(source, source)
             return {roots[out.name]}, set()
         case Extern():
-            for n, source in step.aliases:
-                if isinstance(o := step.outs[n], Buffer):
-                    roots[o.name] = roots.get(source, source)
-            written = (*step.mutates, *(b.name for b in outs_of(step)))
+            shared = [(step.outs[n], roots.get(a, a)) for n, a in step.aliases]
+            roots |= {o.name: root for o, root in shared if isinstance(o, Buffer)}
             reads = {roots.get(n, n) for n in (*reads_of(step), *step.waits)}
-            # Who is not torch may write what it reads, whatever its schema says.
-            writes = {roots.get(n, n) for n in written}
+            # An op from outside torch may write what it reads, whatever its schema says.
+            writes = {roots.get(n, n) for n in [*step.mutates, *(b.name for b in outs_of(step))]}
             return reads, writes if step.op.startswith("aten.") else reads | writes
 
 
@@ -139,13 +144,11 @@ def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launc
             new[local.name] = f"l{len(scratch)}"
             scratch.append(replace(local, name=new[local.name]))
         loops = ir.renamed(x.kernel.body, new)
-        has_grid = ir.around(loops, "grid")[0]
-        body += loops if has_grid else [ir.For(axis("one", ONE), "grid", loops)]
+        body += loops if ir.around(loops, "grid")[0] else [ir.For(axis("one", ONE), "grid", loops)]
         sizes |= {v.name: v for v in x.kernel.sizes}
     tiles = dict.fromkeys(x.kernel.tile for x in parts)
     tile = max(tiles, key=lambda t: t.warps)
-    if len(tiles) > 1:
-        tile = replace(tile, registers=0)
+    tile = replace(tile, registers=0) if len(tiles) > 1 else tile
     told = tuple([sizes[n] for n in sorted(sizes)])
     k = ir.Kernel("", "combo", (*params.values(),), told, tuple(body), tuple(scratch), tile)
     name = names.setdefault(k, f"combo_{len(names)}")
