@@ -251,8 +251,12 @@ class Generator:
                 else s
                 for s in p.specs
             )
-            # Of 60 dimensions many are larger now: 10^10 elements take all of a machine's memory.
-            fits = all(prod(s.base) <= 1 << 24 for s in specs)
+            # Of 30 dimensions many are larger now: a million elements in tiles of 16 take minutes
+            # in Triton's interpreter.
+            fits = all(
+                prod(s.base) <= max(1 << 14, 16 * prod(f.base))
+                for s, f in zip(specs, p.specs, strict=True)
+            )
             if fits and analyse(replace(p, specs=specs)) is not None:
                 return specs
         return ()
