@@ -49,13 +49,15 @@ class Form:
 class Refused(Exception):
     """Kernels that did not compile, by name, with the reason.
 
-    The graph is recompiled with their ops, `origins`, in eager.
+    The graph is recompiled with their ops, `origins`, in eager. If one of them is several kernels
+    that share a launch (`is_shared`), it is first compiled without such launches.
     """
 
     def __init__(self, failed: Mapping[str, str]) -> None:
         super().__init__(next(iter(failed.values())))
         self.failed = failed
         self.origins: frozenset[str] = frozenset()
+        self.is_shared = False
 
 
 @dataclass(frozen=True, slots=True)

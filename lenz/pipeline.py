@@ -128,6 +128,9 @@ def compile_program(program: FxProgram, cx: Context, key: str | None = None) -> 
                 keep(store, key, made.entry)
             return made
         except Refused as e:
+            if e.is_shared:  # one of its kernels failed, and apart it fails alone
+                cx = replace(cx, options=replace(cx.options, side_by_side=1))
+                continue
             names = ", ".join(e.failed)
             if e.origins <= refused:
                 raise
@@ -178,6 +181,7 @@ def _compile(program: FxProgram, cx: Context, refused: frozenset[str]) -> Compil
     except Refused as e:
         mine = [x for x in s.steps if isinstance(x, Launch) and x.kernel.name in e.failed]
         e.origins = frozenset(o for x in mine for o in x.origins)
+        e.is_shared = any(x.kernel.kind == "combo" for x in mine)
         raise
     with trace.stage("plan"):
         call = load_program(plan, code.functions, code.alive, program, cx, run_of)

@@ -28,7 +28,9 @@ def rows(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.softmax(-1), torch.relu(y.t() + 1).contiguous()
 
 
-def made(monkeypatch: pytest.MonkeyPatch, **answers: Callable[..., Any]) -> Compiled:
+def made(
+    monkeypatch: pytest.MonkeyPatch, side_by_side: int = 1, **answers: Callable[..., Any]
+) -> Compiled:
     """`rows` for a GPU, with other answers of the compiler, the driver or the card."""
     program = cuda_program(rows, (64, 300), (128, 128), dtype=torch.float32)
     usual: dict[str, Callable[..., Any]] = {
@@ -37,7 +39,7 @@ def made(monkeypatch: pytest.MonkeyPatch, **answers: Callable[..., Any]) -> Comp
     }  # fmt: skip
     for name, answer in (usual | answers).items():
         monkeypatch.setattr(machine if name == "compile_all" else driver, name, answer)
-    return compile_program(program, context(Options(cache=False, side_by_side=1)))
+    return compile_program(program, context(Options(cache=False, side_by_side=side_by_side)))
 
 
 def binary(name: str) -> Binary:
@@ -68,7 +70,24 @@ def test_a_kernel_that_does_not_compile_is_named_and_its_ops_run_in_eager(
     assert called == ["aten._softmax.default its kernel does not compile"]
 
 
-def test_a_kernel_that_thelibrary_does_not_load_runs_in_eager(
+def test_a_shared_launch_that_does_not_compile_leaves_its_other_ops_to_lenz(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched, _ = kernels_and_calls(made(monkeypatch, side_by_side=8))
+    assert launched == ["combo_0"]
+
+    def compile_all(texts: Sequence[Any], *_: Any) -> list[Binary | Failed]:
+        bad = [t for t in texts if "softmax" in t.name or t.name.startswith("combo")]
+        return [Failed(t.name, "no registers") if t in bad else binary(t.name) for t in texts]
+
+    with pytest.warns(UserWarning, match=r"the ops of fused_\w*softmax\w* in eager"):
+        c = made(monkeypatch, side_by_side=8, compile_all=compile_all)
+    launched, called = kernels_and_calls(c)
+    assert len(launched) == 1 and "softmax" not in launched[0]
+    assert called == ["aten._softmax.default its kernel does not compile"]
+
+
+def test_a_kernel_that_the_library_does_not_load_runs_in_eager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def function(b: Binary, *_: Any) -> Callable[..., None]:
