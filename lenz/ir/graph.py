@@ -375,6 +375,22 @@ def first_names(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
+def note_memory(item: Extern | View, memory: dict[str, tuple[str, ...]]) -> None:
+    """Record which buffers a view, or the result of a call, may alias."""
+    if isinstance(item, View):
+        pairs: list[tuple[object, str]] = [(item.out, item.source)]
+    else:
+        pairs = [(item.outs[k], source) for k, source in item.aliases if k < len(item.outs)]
+    for out, source in pairs:
+        if isinstance(out, Buffer):
+            memory[out.name] = (*memory.get(out.name, ()), source, *memory.get(source, ()))
+
+
+def spread_over(names: Sequence[str], memory: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The names and the buffers that they alias: reading a view reads its root."""
+    return tuple(dict.fromkeys((*names, *(m for name in names for m in memory.get(name, ())))))
+
+
 def held_by(n: Extern) -> tuple[str, ...]:
     """The buffers that a call may use after it has returned."""
     return (*reads_of(n), *(b.name for b in outs_of(n))) if n.holds else ()

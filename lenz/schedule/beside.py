@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir import kernel as ir
-from lenz.ir.graph import Extern, View, outs_of, reads_of
+from lenz.ir.graph import Extern, View, note_memory, outs_of, reads_of, spread_over
 from lenz.ir.tensor import Buffer, axis
 from lenz.machines import runs_programs
 from lenz.records import dataclass, field
@@ -54,7 +54,7 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
     most, found = cx.options.side_by_side, list[Step]()
     if most < 2 or not any(isinstance(x, ir.Launch) and runs_programs(x.device) for x in s.steps):
         return s
-    waiting, roots = dict[object, _Waiting](), dict[str, str]()
+    waiting, memory = dict[object, _Waiting](), dict[str, tuple[str, ...]]()
     given = {b.name for b in s.graph.inputs if isinstance(b, Buffer)}
     names: dict[ir.Kernel, str] = {}
 
@@ -64,7 +64,7 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
             found.extend([_joined(part, names)] if joins else part)
 
     for step in s.steps:
-        reads, writes = _touched(step, roots)
+        reads, writes = _touched(step, memory)
         for which, w in [*waiting.items()]:
             # A call may raise, and eager has changed the arguments by then.
             if w.blocks(reads, writes) or (isinstance(step, Extern) and w.changes):
@@ -82,22 +82,22 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
     return replace(s, steps=tuple(found))
 
 
-def _touched(step: Step, roots: dict[str, str]) -> tuple[set[str], set[str]]:
-    """The memory that a step reads, and that it writes or defines; `roots` learns of views."""
+def _touched(step: Step, memory: dict[str, tuple[str, ...]]) -> tuple[set[str], set[str]]:
+    """The memory that a step reads, and that it writes or defines; `memory` learns of aliases."""
     match step:
         case ir.Launch(k, args):
-            pairs = [(roots.get(a, a), p.mode) for p, a in zip(k.params, args, strict=True)]
-            return {a for a, mode in pairs if mode == "in"}, {a for a, m in pairs if m != "in"}
-        case View(out, source):
-            roots[out.name] = roots.get(source, source)
-            return {roots[out.name]}, set()
+            pairs = [*zip(args, [p.mode for p in k.params], strict=True)]
+            reads, writes = [a for a, m in pairs if m == "in"], [a for a, m in pairs if m != "in"]
+        case View(_, source):
+            note_memory(step, memory)
+            reads, writes = [source], []
         case Extern():
-            shared = [(step.outs[n], roots.get(a, a)) for n, a in step.aliases]
-            roots |= {o.name: root for o, root in shared if isinstance(o, Buffer)}
-            reads = {roots.get(n, n) for n in (*reads_of(step), *step.waits)}
+            note_memory(step, memory)
+            reads = [*reads_of(step), *step.waits]
+            writes = [*step.mutates, *(b.name for b in outs_of(step))]
             # An op from outside torch may write what it reads, whatever its schema says.
-            writes = {roots.get(n, n) for n in [*step.mutates, *(b.name for b in outs_of(step))]}
-            return reads, writes if step.op.startswith("aten.") else reads | writes
+            writes += [] if step.op.startswith("aten.") else reads
+    return {*spread_over(reads, memory)}, {*spread_over(writes, memory)}
 
 
 def _is_short(x: ir.Launch, env: SymEnv) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lenz.context import Context
 from lenz.ir.expr import all_syms, loads_of
-from lenz.ir.graph import Atom, Extern, View, atom_syms, outs_of, reads_of
+from lenz.ir.graph import Atom, Extern, View, atom_syms, note_memory, outs_of, reads_of, spread_over
 from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
 from lenz.records import dataclass, field
@@ -199,7 +199,7 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
     for k, item in enumerate(items):
         if isinstance(item, Nest):
             direct = tuple(dict.fromkeys(e.attrs[0] for e in loads_of(*item.exprs)))
-            reads = _spread_over(direct, memory)
+            reads = spread_over(direct, memory)
             writes: tuple[str, ...] = (item.target,) if item.target != item.name else ()
             own = legal.group_of(item)
             c = p.add(own, (*reads, *_sizes_of(item, learned)), writes)
@@ -215,10 +215,10 @@ def fuse(items: list[Item], env: SymEnv, cx: Context) -> Partition:
             if cx.options.fuse and not item.updates:
                 _settle(p, c, reads, cx, item.target)
         else:
-            _note_memory(item, memory)
+            note_memory(item, memory)
             writes = _writes(item) if isinstance(item, Extern) else ()
-            reads = (*_spread_over(reads_of(item), memory), *_sizes_of(item, learned))
-            c = p.add(item, reads, _spread_over(writes, memory))
+            reads = (*spread_over(reads_of(item), memory), *_sizes_of(item, learned))
+            c = p.add(item, reads, spread_over(writes, memory))
             for name in sorted(f"size {v.name}" for v in _found(item) & learned):
                 p.owner.setdefault(name, c)
             place.update(dict.fromkeys(defines(item), k))
@@ -286,22 +286,6 @@ def _gather(p: Partition, cx: Context) -> None:
                 found = p.attempt(other, c, cx, quiet=True)
         if found is None:
             recent.append(c)
-
-
-def _note_memory(item: Extern | View, memory: dict[str, tuple[str, ...]]) -> None:
-    """Record which buffers a view, or the result of a call, may alias."""
-    if isinstance(item, View):
-        pairs: list[tuple[object, str]] = [(item.out, item.source)]
-    else:
-        pairs = [(item.outs[k], source) for k, source in item.aliases if k < len(item.outs)]
-    for out, source in pairs:
-        if isinstance(out, Buffer):
-            memory[out.name] = (*memory.get(out.name, ()), source, *memory.get(source, ()))
-
-
-def _spread_over(names: tuple[str, ...], memory: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The names and the buffers that they alias: reading a view reads its root."""
-    return tuple(dict.fromkeys((*names, *(m for name in names for m in memory.get(name, ())))))
 
 
 def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context, target: str) -> None:

@@ -116,6 +116,21 @@ def test_an_op_of_somebody_else_may_write_what_it_reads() -> None:
         assert (kept[0] == kernel) == (first is kernel), op
 
 
+@pytest.mark.parametrize("sources", [(), ("x", "y"), ("y", "x")])
+def test_a_result_may_share_the_memory_of_any_argument(sources: tuple[str, ...]) -> None:
+    def changed(x: Tensor, y: Tensor, m: Tensor) -> Tensor:
+        found = torch.mm(m, m)
+        x.mul_(2)
+        return found + y
+
+    s = named(assert_function(changed, torch.randn(7), torch.randn(3), torch.eye(3)))
+    names = {name[0]: a.name for name, a in zip("xym", s.graph.inputs, strict=True)}
+    aliases = tuple((0, names[a]) for a in sources)
+    steps = [replace(x, aliases=aliases) if isinstance(x, Extern) else x for x in s.steps]
+    kept = share_launches(replace(s, steps=tuple(steps)), gpu_context())
+    assert launches(kept) == ([1, 1] if sources else [2])
+
+
 def _sums_columns(step: object) -> bool:
     """Whether a launch runs an outer reduction, alone or beside others."""
     loops = list(ir.walk(step.kernel.body)) if isinstance(step, Launch) else []
