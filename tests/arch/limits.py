@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_677,
+    ".": 2_682,
     "artifact": 733,
     "commands": 850,
     "debug": 1_583,
     "first_calls": 331,
     "frontend": 4_001,
-    "ir": 4_095,
+    "ir": 4_105,
     "lower": 5_595,
-    "machine": 5_667,
+    "machine": 5_679,
     "ops": 2_048,
-    "opt": 1_541,
+    "opt": 1_547,
     "page": 458,
     "plan": 2_235,
     "runtime": 831,
-    "schedule": 1_613,
+    "schedule": 1_635,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_408
+TOTAL_CODE_LINES = 35_463
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
