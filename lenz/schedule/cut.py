@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
+from lenz import ops
 from lenz.ir import kernel
+from lenz.ir.expr import Expr
 from lenz.ir.kernel import For, LoopKind, Reduce, Stmt
-from lenz.ir.tensor import Axis, axis, lane_axis
+from lenz.ir.op import INDEX, MASKED
+from lenz.ir.tensor import Axes, Axis, axis, lane_axis
+from lenz.ops.cast import CAST
+from lenz.ops.compare import LT
 from lenz.schedule.stages import Statement
 from lenz.sym import ZERO, Int, Sym, Var, ceildiv, maximum, minimum, prove_le, prove_lt, substitute
+
+PLACES = ("argmax", "argmin")
 
 
 def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -35,6 +42,44 @@ def cut(a: Axis, width: int, suffix: str = "b") -> tuple[list[Axis], Axis, Sym]:
     rest = Int(width) if whole else minimum(Int(width), a.extent - block.var * width)
     lane = axis(a.name, rest)
     return [block], lane, block.var * width + lane.var
+
+
+def trimmed(raxes: Axes, statements: Sequence[Statement]) -> tuple[Axes, Sequence[Statement]]:
+    """Loops of reductions up to where all of their masks end, without the masks.
+
+    for r in K { reduce sum { masked(K*c + r < N, x, 0) } }
+    ==>  for r in max(0, min(K, N - K*c)) { reduce sum { x } }
+    """
+    r, *rest = raxes
+    ends = {_end(x, r.var) for x in statements}
+    end = ends.pop() if len(ends) == 1 else None
+    if end is None:
+        return raxes, statements
+    extent = maximum(ZERO, minimum(r.extent, end))
+    if any(x.kind in PLACES for x in statements if isinstance(x, Reduce)) and not extent.lo:
+        return raxes, statements  # no element has a place in an empty loop
+    inside = [replace(x, value=_unmasked(x.value)) for x in statements]
+    return (Axis(r.var, extent), *rest), inside
+
+
+def _end(x: Statement, r: Var) -> Sym | None:
+    """The first r that a reduction's mask leaves out, with all later ones; None if it has none."""
+    value = x.value.args[0] if x.value.op is CAST else x.value
+    if not isinstance(x, Reduce) or value.op is not MASKED:
+        return None
+    test, _, other = value.args
+    if test.op is not LT or any(a.op is not INDEX or a.args for a in test.args):
+        return None
+    at, count = (a.attrs[0] for a in test.args)
+    end = count - (at - r)
+    is_trimmed = r not in end.free_vars and other is ops.neutral(x.kind, other.dtype)
+    return end if is_trimmed else None
+
+
+def _unmasked(value: Expr) -> Expr:
+    if value.op is CAST:
+        return ops.cast(_unmasked(value.args[0]), value.dtype)
+    return value.args[1]
 
 
 def cut_all(
