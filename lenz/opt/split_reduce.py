@@ -26,6 +26,7 @@ from lenz.ir.graph import Graph, Node, ReduceKind, Reduction, acc_dtype, buffers
 from lenz.ir.kernel import digits
 from lenz.ir.tensor import Axes, Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import capabilities_of, runs_programs
+from lenz.ops.cast import CAST
 from lenz.opt.dedup import dedup
 from lenz.opt.each import each
 from lenz.records import dataclass, replace
@@ -149,12 +150,18 @@ def _split(n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
     if all(a.extent is ONE for a in x.parts):
         return (n,)
     body = reindex(n.body, x.at)
+    # Accumulated in f64 only to be more accurate: the parts are stored in f32.
+    is_wide = n.kind == "sum" and body.op is CAST and body.dtype is F64
+    is_wide = is_wide and n.finish.dtype is body.args[0].dtype is F32
+    body = body.args[0] if is_wide else body
     if x.length is not product(a.extent for a in x.inside[:1]) * x.parts[-1].extent:
         inside = index(x.position, I64) < index(x.length, I64)
         body = masked(inside, body, ops.neutral(n.kind, body.dtype))
     if n.kind in ("argmax", "argmin"):
         return _place(n, x, body)
     first, again = partial_result(n, "part", (*x.parts, *n.axes), x.inside, n.kind, body)
+    if is_wide:
+        return in_f64(first), replace(n, raxes=x.parts, body=ops.cast(again, F64))
     return first, in_f64(replace(n, raxes=x.parts, body=again))
 
 
