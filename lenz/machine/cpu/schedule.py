@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lenz.context import Context
 from lenz.ir import kernel
-from lenz.ir.expr import Expr, cost_of, loads_of
+from lenz.ir.expr import Expr, cost_of, loads_of, vars_of
 from lenz.ir.kernel import For, If, Reduce, Scan, Sort, Stmt, Store, TileConfig, exprs_of, walk
 from lenz.machine.cpu import vectors
 from lenz.machine.cpu.loops import choose_form
@@ -60,7 +61,23 @@ def forms(
         case _:
             body = vectors.tiles(g, s, choice)
     kind = "sort" if s.sorts else "scan" if scans else choice.kind
-    return [Form(kind, body, _tile(body, env), tuple(s.locals))]
+    tile = _tile(body, env)
+    if choice.kind == "outer_reduction":
+        tile = replace(tile, rows=_rows(g, env))
+    return [Form(kind, body, tile, tuple(s.locals))]
+
+
+def _rows(g: Group, env: SymEnv) -> int:
+    """Rows that are added before the sums of their columns are read and written.
+
+    The processor fetches memory ahead in its order: sums of 67,000 rows of 96 f32 take 2.8 ms by 4
+    rows, and 5.0 by 16. Longer rows are streams of their own: of 512 bf16, 7.3 and 4.8 ms.
+    """
+    p = g.domain.axes[-1]
+    loads = [e for n in g.nests for e in loads_of(*n.exprs)]
+    widths = [e.dtype.bytes for e in loads if p.var in vars_of(e)]
+    row = env.hint(p.extent) * max(widths, default=4)
+    return 4 if row < 512 else 8 if row < 1024 else 16
 
 
 def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
