@@ -236,7 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--ops", nargs="*", default=list(CASES))
+    parser.add_argument("--ops", nargs="*", default=list(CASES), choices=list(CASES), metavar="OP")
     parser.add_argument("--lengths", nargs="*", type=int, default=LENGTHS)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
