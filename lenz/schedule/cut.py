@@ -51,9 +51,8 @@ def trimmed(raxes: Axes, statements: Sequence[Statement]) -> tuple[Axes, Sequenc
     ==>  for r in max(0, min(K, N - K*c)) { reduce sum { x } }
     """
     r, *rest = raxes
-    ends = {_end(x, r.var) for x in statements}
-    end = ends.pop() if len(ends) == 1 else None
-    if end is None:
+    end, *others = [_end(x, r.var) for x in statements]
+    if end is None or any(other is not end for other in others):
         return raxes, statements
     extent = maximum(ZERO, minimum(r.extent, end))
     if any(x.kind in PLACES for x in statements if isinstance(x, Reduce)) and not extent.lo:
