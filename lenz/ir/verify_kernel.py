@@ -115,8 +115,8 @@ class _Check:
         check_vars(f.axis.extent, s.vars, f)
         if any(v.name == f.axis.name for v in s.vars):
             broken("name-once", f"{f.axis.name} is a size or a loop around this one", f)
-        if f.kind == "vector" and any(isinstance(x, (kernel.For, kernel.If)) for x in f.body):
-            broken("vector-loop-innermost", f"{f.axis.name} has a loop or a branch in it", f)
+        if f.kind == "vector" and not all(map(_fits_lanes, f.body)):
+            broken("vector-loop", f"{f.axis.name} has a branch in it, or a loop that stores", f)
         if f.kind in SPREAD and any(o.kind not in SPREAD for o in s.loops):
             broken("parallel-outermost", f"{f.axis.name} is inside a loop that is not parallel", f)
         widths = [o.axis.width for o in (*s.loops, f) if o.kind == "lane"]
@@ -231,3 +231,10 @@ class _Check:
 
 def _runs(s: _Scope) -> bool:
     return all(f.axis.extent.lo is not None and f.axis.extent.lo > 0 for f in s.loops)
+
+
+def _fits_lanes(s: kernel.Stmt) -> bool:
+    """Whether a vector loop may contain the statement."""
+    if isinstance(s, kernel.For):
+        return s.kind == "seq" and all(isinstance(x, kernel.Reduce) for x in s.body)
+    return not isinstance(s, kernel.If)

@@ -54,7 +54,7 @@ RULES: dict[str, str] = {
     "sort-local": "a sort works on a local of i32 or i64 and keeps no more elements than it sorts",
     "update-inout": "a store that updates goes to a local or to a parameter with the mode inout",
     "branch": "all lanes run the same body of a branch, and the first body is not empty",
-    "vector-loop-innermost": "a vector loop has no loop and no branch inside",
+    "vector-loop": "a vector loop has no branch inside, and no loop but those of reductions",
     "lanes": "lane loops have a power of two as width, and together fit Triton's largest tensor",
     "parallel-outermost": "only parallel and grid loops enclose a parallel or grid loop",
     "grids-apart": "what one of several grids of a kernel writes, no other grid uses",

@@ -18,9 +18,9 @@ CODE_LINES = {
     "debug": 1_583,
     "first_calls": 331,
     "frontend": 4_001,
-    "ir": 4_105,
+    "ir": 4_109,
     "lower": 5_595,
-    "machine": 5_679,
+    "machine": 5_733,
     "ops": 2_048,
     "opt": 1_547,
     "page": 458,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_634,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_462
+TOTAL_CODE_LINES = 35_520
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
