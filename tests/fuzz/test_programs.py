@@ -59,6 +59,17 @@ def test_kernels_touch_nothing_outside() -> None:
     check(range(100, 106), "guarded")
 
 
+@pytest.mark.parametrize("columns", (64, 50, 7))
+@pytest.mark.parametrize("way", ("guarded", "guarded avx2", "guarded sse2"))
+def test_rows_that_are_requested_early_have_numbers(way: str, columns: int) -> None:
+    """The number 16 rows ahead is read, but no number behind the last one: these end a page."""
+    numbers = Spec("a0", (7, 21), torch.int64, "", 1)
+    table = Spec("a1", (9, columns), torch.float32, "", 2)
+    text = "t0 = F.embedding_bag(a0 + 4, a1, mode='sum')"
+    p = Program((numbers, table), (Line(text, "t0", ("a0", "a1"), ""),), ("t0",))
+    assert not failure(p, way)
+
+
 @pytest.mark.parametrize("way", ("triton", "tiny"))
 def test_triton_kernels_give_what_the_graph_gives(way: str) -> None:
     pytest.importorskip("triton")

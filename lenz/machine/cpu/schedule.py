@@ -63,7 +63,9 @@ def forms(
     kind = "sort" if s.sorts else "scan" if scans else choice.kind
     tile = _tile(body, env)
     if choice.kind == "outer_reduction":
-        tile = replace(tile, rows=_rows(g, env))
+        # All columns of a bag are copies: AVX2 has vectors of 8.
+        unroll = vectors.BAG // 8 if vectors.is_bag(g, s) else tile.unroll
+        tile = replace(tile, rows=_rows(g, env), unroll=unroll)
     return [Form(kind, body, tile, tuple(s.locals))]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lenz import ops
 from lenz.ir.dtype import F32, F64
-from lenz.ir.expr import all_syms, ref
+from lenz.ir.expr import all_syms, loads_of, ref
 from lenz.ir.kernel import For, LoopKind, Reduce, Scan, Stmt, Store
 from lenz.ir.tensor import Axes, Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, LoopForm
@@ -28,6 +28,7 @@ RUN = 32
 PART = 1024
 ROWS = 64  # rows that keep all cores busy without being split
 PANEL = 256  # columns of one panel: 16 vector registers of f32
+BAG = 64  # columns of a sum of gathered rows: 8 registers of AVX2. 128 are read in two halves.
 SCATTER_PANEL = 64  # columns of a scatter: every panel goes through all updates, so few rows
 # still give each core a panel, and 256 bytes are a whole number of cache lines.
 WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
@@ -97,6 +98,10 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
 def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
     """Panels of columns in parallel; R runs in sequence over vectors of P."""
     *outer, p = g.domain.axes
+    if is_bag(g, s):
+        raxes, statements = trimmed(g.domain.raxes, s.loops[0])
+        inner = nested(raxes, "seq", tuple(statements))
+        return nested(outer, "parallel", (For(p, "vector", (*inner, *s.rows[1])),))
     width = WIDE_PANEL if env.hint(p.extent) >= 4 * WIDE_PANEL else PANEL
     block, lane, place = cut(p, width)
     at: dict[Var, Sym] = {p.var: place}
@@ -109,6 +114,15 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
             loop = (For(lane, "vector", all_moved(statements, at)),)
             inside.extend(nested(raxes, "seq", loop))
     return nested([*outer, *block], "parallel", tuple(inside))
+
+
+def is_bag(g: Group, s: Stages) -> bool:
+    """Whether one sum of short rows of a table is all: its columns stay in registers."""
+    p = g.domain.axes[-1]
+    if len(s.loops) != 1 or len(s.loops[0]) != 1 or s.rows[0] or not isinstance(p.extent, Int):
+        return False
+    fits = p.extent.value <= BAG or p.extent.value == 2 * BAG
+    return fits and any(e.args for e in loads_of(s.loops[0][0].value))
 
 
 def elements(g: Group, s: Stages, choice: LoopForm, env: SymEnv) -> tuple[Stmt, ...]:

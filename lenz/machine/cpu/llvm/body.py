@@ -9,6 +9,7 @@ from lenz.machine.cpu.llvm import prefix, sorting, tiles, trips
 from lenz.machine.cpu.llvm.access import store_pairs
 from lenz.machine.cpu.llvm.accumulators import Accumulator, begin, names_reduced
 from lenz.machine.cpu.llvm.masks import stores_plainly, tail_mask
+from lenz.machine.cpu.llvm.prefetch import request_rows
 from lenz.machine.cpu.llvm.scopes import Cell, Value
 from lenz.machine.cpu.llvm.writer import Writer, stored
 from lenz.machine.reduces import reduces_of
@@ -118,6 +119,7 @@ class Body(Writer):
             names = trips.positions(self.scopes.fn, counter, copies, 1) if step > 1 else (counter,)
             self.row_pass = step > 1
             self.indices.vars[s.axis.var] = Value(names, self.scopes.fn.level)
+            request_rows(self, s)
             self.statements(s.body)
             self.row_pass = False
             self.scopes.copies = outer

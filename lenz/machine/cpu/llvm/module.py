@@ -136,7 +136,8 @@ def _phase(module: Module, k: Kernel, number: int, phase: Phase, streamed: Colle
     written = frozenset(s.buffer for s in walk(k.body) if isinstance(s, Store))
     accesses = Accesses(scopes, indices, bases, streamed)
     values = Values(scopes, indices, accesses, written)
-    body = Body(scopes, indices, accesses, values, k.tile, {x.name: x for x in k.locals})
+    scratch, elements = {x.name: x for x in k.locals}, {p.name: p.size for p in k.params}
+    body = Body(scopes, indices, accesses, values, k.tile, scratch, elements)
     axes, stmts = phase
     if axes:
         with scopes.loop("%begin", "%end", 1, []) as counter:

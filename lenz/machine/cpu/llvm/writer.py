@@ -13,6 +13,7 @@ from lenz.machine.cpu.llvm.indices import Indices
 from lenz.machine.cpu.llvm.scopes import Cell, Scopes
 from lenz.machine.cpu.llvm.values import Values
 from lenz.records import dataclass, field
+from lenz.sym import Sym
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +21,7 @@ class Writer:
     """The parts of a function's emission, and the statements that contain others (`Body`).
 
     locals    the kernel's scratch, by name
+    sizes     elements of its parameters, by name
     names     the statement that defines each name
     row_pass  the copies of the body are rows that share accumulators
     """
@@ -30,6 +32,7 @@ class Writer:
     values: Values
     tile: TileConfig
     locals: Mapping[str, Local]
+    sizes: Mapping[str, Sym]
     names: dict[str, Stmt] = field(default_factory=dict)
     row_pass: bool = False
 
