@@ -54,6 +54,7 @@ def _gathers(w: Writer, s: For) -> Iterator[Expr]:
         source, (at,), index = numbers[0].attrs
         steps = affine_in(at, r)
         follow = steps is not None and steps[0] is ONE and r not in e.attrs[1][0].free_vars
-        is_inside = at.lo is not None and at.lo >= 0 and not w.indices.varies(at)
-        if follow and is_inside and source in w.sizes and index in (I32, I64):
+        # A masked load may be of a buffer without elements, or of one before the first.
+        size, first = w.sizes.get(source, ZERO), -1 if at.lo is None else at.lo
+        if follow and first >= 0 and size.lo and index in (I32, I64) and not w.indices.varies(at):
             yield e
