@@ -17,8 +17,6 @@ from lenz.ops.compare import LT
 from lenz.schedule.stages import Statement
 from lenz.sym import ZERO, Int, Sym, Var, ceildiv, maximum, minimum, prove_le, prove_lt, substitute
 
-PLACES = ("argmax", "argmin")
-
 
 def nested(axes: Sequence[Axis], kind: LoopKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """Loops of one kind around a body, the first axis outermost."""
@@ -55,7 +53,8 @@ def trimmed(raxes: Axes, statements: Sequence[Statement]) -> tuple[Axes, Sequenc
     if end is None or any(other is not end for other in others):
         return raxes, statements
     extent = maximum(ZERO, minimum(r.extent, end))
-    if any(x.kind in PLACES for x in statements if isinstance(x, Reduce)) and not extent.lo:
+    finds = any(isinstance(x, Reduce) and x.kind in ("argmax", "argmin") for x in statements)
+    if finds and not extent.lo:
         return raxes, statements  # no element has a place in an empty loop
     inside = [replace(x, value=_unmasked(x.value)) for x in statements]
     return (Axis(r.var, extent), *rest), inside

@@ -59,7 +59,7 @@ def test_kernels_touch_nothing_outside() -> None:
     check(range(100, 106), "guarded")
 
 
-@pytest.mark.parametrize("columns", (64, 50, 7))
+@pytest.mark.parametrize("columns", (128, 64, 50, 7))
 @pytest.mark.parametrize("way", ("guarded", "guarded avx2", "guarded sse2"))
 def test_rows_that_are_requested_early_have_numbers(way: str, columns: int) -> None:
     """The number 16 rows ahead is read, but no number behind the last one: these end a page."""
