@@ -39,8 +39,9 @@ def modules(cuda: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules]:
         return module, handle
 
     def unloads(module: Any) -> int:
-        found.loaded.remove(module.value)
-        found.unloaded += 1
+        if module.value in found.loaded:  # else another test's graph has lived until now
+            found.loaded.remove(module.value)
+            found.unloaded += 1
         return int(unload(module))
 
     monkeypatch.setattr(driver, "load_function", loads)
