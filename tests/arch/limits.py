@@ -18,18 +18,18 @@ CODE_LINES = {
     "debug": 1_583,
     "first_calls": 331,
     "frontend": 4_001,
-    "ir": 4_109,
-    "lower": 5_595,
-    "machine": 5_733,
+    "ir": 4_115,
+    "lower": 5_596,
+    "machine": 5_794,
     "ops": 2_048,
     "opt": 1_547,
     "page": 458,
     "plan": 2_235,
     "runtime": 831,
-    "schedule": 1_634,
+    "schedule": 1_656,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_520
+TOTAL_CODE_LINES = 35_610
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
