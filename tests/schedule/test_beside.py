@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from lenz.ir.graph import Extern
 from lenz.ir.kernel import Launch, Schedule, grids
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.pipeline import named
-from lenz.schedule.beside import share_launches
+from lenz.schedule.beside import POINTERS, share_launches
 from tests.gpu_oracle import assert_function, cubins, gpu_context
 
 
@@ -64,15 +65,75 @@ def test_sizes_may_be_symbolic() -> None:
     assert len(grids(step.kernel)) == 4 and step.kernel.sizes
 
 
-def test_equal_kernels_are_one_function() -> None:
+def texts(s: Schedule) -> list[str]:
+    return [emit(x.kernel).text for x in s.steps if isinstance(x, Launch)]
+
+
+def bodies(s: Schedule) -> list[int]:
+    """How many bodies the kernel of each launch has."""
+    return [len(re.findall(r"^ +part", t, re.MULTILINE)) for t in texts(s)]
+
+
+def test_equal_kernels_are_one_body() -> None:
     def rows(*xs: Tensor) -> list[Tensor]:
         return [F.softmax(x, -1) for x in xs]
 
     s = joined(rows, *[torch.randn(2, 5) for _ in range(60)])  # each kernel has four
-    texts = [emit(x.kernel).text for x in s.steps if isinstance(x, Launch)]
-    assert launches(s) == [8, 7]
-    assert [t.count("def part") for t in texts] == [1, 1]
-    assert [t.count(" part0(") for t in texts] == [9, 8]
+    assert launches(s) == [8, 7] and bodies(s) == [1, 1]
+
+
+@pytest.fixture
+def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Independent loops are not fused."""
+    cx = gpu_context()
+    apart = replace(cx, options=replace(cx.options, horizontal=False))
+    monkeypatch.setattr("tests.gpu_oracle.gpu_context", lambda *_: apart)
+
+
+@pytest.mark.usefixtures("unfused")
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_bodies_of_kernels_that_share_an_argument(dynamic: bool) -> None:
+    """The second kernel and the later ones have one body; the first names its pointers first."""
+
+    def scaled(s: Tensor, *xs: Tensor) -> list[Tensor]:
+        return [F.softmax(x * s, -1) for x in xs]
+
+    s = joined(scaled, torch.randn(1), *[torch.randn(2, 5) for _ in range(24)], dynamic=dynamic)
+    assert launches(s) == [8, 8, 8] and bodies(s) == [2, 2, 2]
+
+
+@pytest.mark.usefixtures("unfused")
+def test_a_body_has_pointers_of_one_type() -> None:
+    """The text of a copy does not say what it copies."""
+
+    def turned(*xs: Tensor) -> list[Tensor]:
+        return [x.flip(0) for x in xs]
+
+    kinds = torch.float32, torch.int32, torch.float64
+    s = joined(turned, *[torch.arange(7).to(k) for k in kinds for _ in range(2)])
+    assert (
+        launches(s) == [6] and [t.count("def part") for t in texts(s)] == [1] and bodies(s) == [3]
+    )
+
+
+def test_a_body_runs_for_eight_kernels() -> None:
+    """More pointers to choose from cost registers."""
+
+    def rows(*xs: Tensor) -> list[Tensor]:
+        return [F.softmax(x, -1) for x in xs]
+
+    s = joined(rows, *[torch.randn(2, 5) for _ in range(100)], most=32)
+    assert launches(s) == [25] and bodies(s) == [4]
+
+
+def test_a_launch_has_few_bodies_and_few_pointers() -> None:
+    def added(*xs: Tensor) -> list[Tensor]:
+        return [sum(xs[k : k + 30], xs[k].sin()) for k in range(0, len(xs), 30)]
+
+    assert launches(joined(on_lists, *[torch.randn(n) for n in range(1, 13)], most=32)) == [8, 4]
+    s = joined(added, *[torch.randn(2, 3) for _ in range(600)], most=32)
+    assert all(len(x.args) <= POINTERS for x in s.steps if isinstance(x, Launch))
+    assert sum(launches(s)) > len(launches(s)) > 1
 
 
 def test_what_needs_another_kernel_comes_after_it() -> None:

@@ -8,7 +8,6 @@ later loop over the same lanes finds them in registers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from math import prod
 
@@ -20,6 +19,7 @@ from lenz.ir.expr import all_syms, loads_of, nodes_of
 from lenz.ir.tensor import Axis
 from lenz.machine.cuda.triton.accumulators import Accumulators
 from lenz.machine.cuda.triton.compile import KernelText
+from lenz.machine.cuda.triton.grids import PART, PROGRAM, Grid, side_by_side
 from lenz.machine.cuda.triton.indices import Indices, fits, joint
 from lenz.machine.cuda.triton.lanes import Lanes, widths_of
 from lenz.machine.cuda.triton.legalise import legalise
@@ -30,13 +30,11 @@ from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.machine.cuda.triton.types import constant, memory_type
 from lenz.machine.cuda.triton.values import Values
 from lenz.ops.random import SHARED_BITS
-from lenz.sym import ONE, ZERO, Add, Sym, Var, affine_in, power_of_two
+from lenz.sym import ONE, Add, Sym, Var, affine_in, power_of_two
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
 EARLY = 8  # elements per thread up to which the loads of later loops are in flight early
-# The number of a program; in a function for some of the programs, among these.
-PROGRAM, PART = "tl.program_id(0)", "program"
 LIBDEVICE = "from triton.language.extra import libdevice\n"
 
 
@@ -54,7 +52,8 @@ def emit(k: ir.Kernel, arch: int = 80) -> KernelText:
     used = sorted({f for body in bodies for f in body.values.functions})
     functions, last = [own[f] for f in used], lines[0]
     if parts[1:]:
-        more, last = _side_by_side(k, parts, lines, wide)
+        grids = [Grid(*part, body) for part, body in zip(parts, lines, strict=True)]
+        more, last = side_by_side(grids, k.sizes, wide)
         functions += more
     functions.append("\n".join([f"def {k.name}({', '.join(_names(k))}):", *last]))
     texts = [f"\n@triton.jit\n{f}\n" for f in functions]
@@ -71,28 +70,6 @@ def emit(k: ir.Kernel, arch: int = 80) -> KernelText:
 def _names(k: ir.Kernel) -> list[str]:
     """The parameters of a kernel: pointers, then sizes."""
     return [p.name for p in k.params] + [v.name for v in k.sizes]
-
-
-def _side_by_side(
-    k: ir.Kernel, parts: Sequence[tuple[ir.Kernel, tuple[str, ...]]], bodies: list[list[str]],
-    wide: bool,
-) -> tuple[list[str], list[str]]:  # fmt: skip
-    """A function for each grid, and the lines that call them; equal grids have one function."""
-    known, calls = dict[str, str](), list[str]()
-    end: Sym = ZERO
-    indices, sizes = Indices(Text(), wide), [v.name for v in k.sizes]
-    indices.vars |= {v: Term(v.name) for v in k.sizes}
-    for n, ((part, given), body) in enumerate(zip(parts, bodies, strict=True)):
-        text = "\n".join([f"({', '.join([*_names(part), PART])}):", *body])
-        name = known.setdefault(text, f"part{len(known)}")
-        start = f" - {indices.term(end, {}).text}" * (n > 0)
-        end = end + ir.programs(part)
-        test = f"if {PROGRAM} < {indices.term(end, {}).text}:"
-        test = "else:" if n == len(parts) - 1 else f"el{test}" if n else test
-        call = f"{name}({', '.join([*given, *sizes, PROGRAM + start])})"
-        calls += [f"    {test}", f"        {call}"]
-    functions = [f"def {name}{text}" for text, name in known.items()]
-    return functions, [*indices.text.bodies[0], *calls]
 
 
 def _indices(k: ir.Kernel) -> list[Sym]:
