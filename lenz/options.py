@@ -50,7 +50,7 @@ class Options:
     inline: bool = option(True, "Recompute cheap values in their readers.")
     horizontal: bool = option(True, "Fuse independent loops that share reads.")
     side_by_side: int = option(
-        8, "Most independent short kernels in one launch of a GPU; 1 joins none."
+        32, "Most independent short kernels in one launch of a GPU; 1 joins none."
     )
     reuse_buffers: bool = option(True, "Reuse the memory of dead buffers.")
     emulate_rounding: bool = option(

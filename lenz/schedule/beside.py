@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from lenz.context import Context
 from lenz.ir import kernel as ir
@@ -26,6 +27,9 @@ from lenz.sym import ONE, SymEnv, Var
 
 # Bytes of one kernel: all of its memory, and its new memory. Larger ones are not short.
 LARGEST, NEWEST = 16 << 20, 1 << 20
+# Different kernels of one launch, which compile one after the other, and its pointers: CUDA passes
+# 4 KB of arguments.
+DIFFERENT, POINTERS = 8, 400
 # Programs of up to so many warps that all run at once; more of them need their own number of warps.
 AT_ONCE, WARPS = 1024, 8
 KINDS = ("pointwise", "reduction", "outer_reduction", "transpose")
@@ -119,15 +123,19 @@ def _alike(x: ir.Launch, env: SymEnv) -> object:
 
 
 def _parts(waiting: Sequence[ir.Launch], most: int) -> Iterator[list[ir.Launch]]:
-    """Launches for one launch each. Equal kernels come together: equal parts compile once."""
-    rest, same = list[ir.Launch](), dict[str, list[ir.Launch]]()
+    """Launches for one launch each. Equal kernels come together: they have one body."""
+    same, part = dict[str, list[ir.Launch]](), list[ir.Launch]()
     for x in waiting:
         same.setdefault(x.kernel.name, []).append(x)
-    for found in same.values():
-        full = len(found) - len(found) % most
-        yield from (found[k : k + most] for k in range(0, full, most))
-        rest += found[full:]
-    yield from (rest[k : k + most] for k in range(0, len(rest), most))
+    for x in chain.from_iterable(same.values()):
+        wider = [*part, x]
+        pointers, names = sum(len(y.args) for y in wider), {y.kernel.name for y in wider}
+        if len(wider) > most or pointers > POINTERS or len(names) > DIFFERENT:
+            yield part
+            wider = [x]
+        part = wider
+    if part:
+        yield part
 
 
 def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launch:

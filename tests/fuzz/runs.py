@@ -26,7 +26,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("fuse", "fuse_reductions", "inline", "horizontal"), (True, True, False)),
     **dict.fromkeys(("reuse_buffers", "aligned", "size_facts", "native"), (True, True, False)),
     **dict.fromkeys(("emulate_rounding", "compare_eager"), (True, False, False)),
-    "side_by_side": (8, 8, 3, 1),
+    "side_by_side": (32, 8, 3, 1),
     "fuel": (-1, -1, 0, 3, 20),
     "memory_budget": (None, None, 0.2, 0.6, 1, 100, 10_000),
     "ranges": ("off", "off", "calls", "kernels"),
