@@ -39,6 +39,7 @@ Meaning of the statements:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.ir.dtype import DType
@@ -394,23 +395,28 @@ def grids(k: Kernel) -> tuple[Kernel, ...]:
     return tuple([replace(k, body=(s,)) for s in k.body]) if several and k.body[1:] else (k,)
 
 
-def buffers_in(k: Kernel) -> tuple[set[str], set[str]]:
-    """The parameters and locals that a kernel reads, and those that it writes."""
-    stores = {s.buffer for s in walk(k.body) if isinstance(s, (Store, Sort))}
-    return {e.attrs[0] for e in loads_of(*exprs_of(k.body))}, stores
+def buffers_in(k: Kernel) -> tuple[list[str], list[str]]:
+    """The parameters and locals that a kernel reads, and those that it writes, in order of use."""
+    stores = [s.buffer for s in walk(k.body) if isinstance(s, (Store, Sort))]
+    return [e.attrs[0] for e in loads_of(*exprs_of(k.body))], stores
 
 
 def split_grids(k: Kernel) -> list[tuple[Kernel, tuple[str, ...]]]:
-    """One kernel per grid with parameters of its own, and which parameters of `k` these are."""
+    """One kernel per grid with parameters of its own, in order of use, and their names in `k`."""
     if len(parts := grids(k)) == 1:
         return [(k, tuple([p.name for p in k.params]))]
     found = []
+    known: dict[str, Param | Local] = {p.name: p for p in k.params}
+    known |= {x.name: x for x in k.locals}
     for part in parts:
-        reads, writes = buffers_in(part)
-        params = [p for p in k.params if p.name in reads | writes]
-        new = {p.name: f"a{n}" for n, p in enumerate(params)}
-        own = tuple([replace(p, name=new[p.name]) for p in params])
-        found.append((replace(part, params=own, body=renamed(part.body, new)), (*new,)))
+        used = [known[n] for n in dict.fromkeys(chain(*buffers_in(part)))]
+        new = {x.name: f"a{n}" for n, x in enumerate(used)}
+        own = [replace(x, name=new[x.name]) for x in used]
+        params = tuple([x for x in own if isinstance(x, Param)])
+        scratch = tuple([x for x in own if isinstance(x, Local)])
+        body = renamed(part.body, new)
+        given = tuple([x.name for x in used if isinstance(x, Param)])
+        found.append((replace(part, params=params, body=body, locals=scratch), given))
     return found
 
 

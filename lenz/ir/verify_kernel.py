@@ -57,8 +57,8 @@ def check_kernel(k: kernel.Kernel) -> None:
             broken("out-stored", f"%{p.name} is {p.mode}, but nothing stores to it", k)
     parts = [kernel.buffers_in(part) for part in kernel.grids(k)]
     for n, (_, writes) in enumerate(parts):
-        others = {x for rest in parts[:n] + parts[n + 1 :] for x in rest[0] | rest[1]}
-        if both := sorted(writes & others):
+        others = {x for rest in parts[:n] + parts[n + 1 :] for names in rest for x in names}
+        if both := sorted(others.intersection(writes)):
             broken("grids-apart", f"%{both[0]} is written by one grid and used by another", k)
 
 
