@@ -12,7 +12,7 @@ from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.lower.builder import At, Decline, Index, Value
 from lenz.records import dataclass
-from lenz.sym import ONE, ZERO, Int, Sym, ceildiv, maximum, prove_le, sym
+from lenz.sym import ONE, ZERO, Int, Sym, ceildiv, maximum, prove_le, prove_lt, sym
 
 # A window with more elements is reduced in a loop, not unrolled.
 WRITTEN_OUT = 32
@@ -140,8 +140,9 @@ class Adaptive(Windows):
         conditions: list[Expr] = []
         for d in range(self.rank):
             start, end = self.ends(o[d], d)
-            # The smallest window has floor(n / m) elements, rounded up.
-            if not prove_le(a[d] + 1, maximum(self.sizes[d] // self.outs[d], ONE)):
+            # The smallest window has floor(n / m) elements, rounded up; often all are equal.
+            least = maximum(self.sizes[d] // self.outs[d], ONE)
+            if not (prove_le(a[d] + 1, least) or prove_lt(start + a[d], end)):
                 conditions.append(index(start + a[d]) < index(end))
         return reduce(ops.and_, conditions) if conditions else None
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from lenz.ir.graph import Pointwise
+from lenz.ir.printer import show
 from tests.lower.harness import check, evaluated, lowered
 
 aten = torch.ops.aten
@@ -112,6 +113,13 @@ def test_adaptive(shape: tuple[int, ...], out: tuple[int, int]) -> None:
         check(aten._adaptive_avg_pool2d_backward, dy, x)
     check(lambda x: aten._adaptive_avg_pool3d(x, (*out, 2)), torch.randn(*shape, 3))
     check(lambda x: functional.adaptive_avg_pool2d(x, out), torch.randn(shape), dynamic=True)
+
+
+def test_equal_windows_have_no_mask() -> None:
+    """Parts of 56 / 5 overlap, and all have 12 elements."""
+    for n, m, masks in ((56, 5, False), (56, 6, False), (56, 10, True)):
+        g = check(lambda x, m=m: aten._adaptive_avg_pool2d(x, (m, m)), torch.randn(1, 2, n, n))
+        assert ("masked" in show(g)) == masks
 
 
 @pytest.mark.parametrize(("shape", "out"), ADAPTIVE, ids=str)
