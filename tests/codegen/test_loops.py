@@ -12,6 +12,8 @@ from lenz.ir.kernel import For, Kernel, Let, Local, Param, Store, TileConfig
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.ir.tensor import axis
+from lenz.machine.cpu.llvm.compile import host_target
+from lenz.machine.cpu.llvm.module import emit_module
 from lenz.sym import Int, Sym, Var, ceildiv, sym
 from tests.codegen.codegen_kernels import at, pointwise
 from tests.codegen.codegen_run import check, run
@@ -329,3 +331,33 @@ def test_a_branch_runs_one_of_its_bodies() -> None:
     assert isinstance(k, Kernel) and read(show(k)) == k
     for n in (0, 1, 16, 20, 32, 35, 48, 50):
         check(k, {"a": values(n, F32), "out": torch.arange(float(n))}, {"s0": n})
+
+
+UPDATES = """
+kernel @k scatter (%a: in f32[s0*s1], %i: in i64[s0], %out: inout f32[5*s1]; s0: 0.., s1: 0..) {
+  for p in (s1 + 63)//64 : parallel {
+    for r in s0 : seq {
+      for v in min(64, s1 - 64*p) : vector {
+        store add(%out, [s1*@0 + 64*p + v], load(%a, [s1*r + 64*p + v]); @0: 0..4 = load(%i, [r]))
+      }
+    }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("threads", (1, 3))
+def test_updates_of_columns_read_a_row_after_the_other(threads: int) -> None:
+    k = read(UPDATES)
+    assert isinstance(k, Kernel)
+    text = emit_module([k], host_target())
+    assert text.index("phi i64 [ 0, ") < text.index("phi i64 [ %begin, ")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows, columns in ((0, 70), (9, 0), (9, 64), (1, 65), (9, 200)):
+            a, i = values(rows * columns, F32), torch.arange(rows) * 7 % 5
+            given = {"a": a, "i": i, "out": torch.ones(5 * columns)}
+            check(k, given, {"s0": rows, "s1": columns})
+    finally:
+        torch.set_num_threads(before)

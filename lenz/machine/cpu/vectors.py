@@ -29,7 +29,8 @@ PART = 1024
 ROWS = 64  # rows that keep all cores busy without being split
 PANEL = 256  # columns of one panel: 16 vector registers of f32
 BAG = 64  # columns of a sum of gathered rows: 8 registers of AVX2. 128 are read in two halves.
-SCATTER_PANEL = 64  # columns of a scatter: every panel goes through all updates, so few rows
+SCATTER_PANEL = 64  # columns of a scatter that are a task for a thread
+TASKS = 4  # a scatter into so many parts needs no tasks of columns
 # still give each core a panel, and 256 bytes are a whole number of cache lines.
 WIDE_PANEL = 512  # for long rows of results: fewer passes over the page tables
 # Edge of the square of tiles that one iteration transposes. Whole cache lines on both sides stay in
@@ -198,9 +199,11 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
     p = n.axes[-1] if n.axes else None
     if p is not None and coefficient(n.offset, p.var) is ONE and env.hint(p.extent) >= SHORT:
         block, lane, place = cut(p, SCATTER_PANEL)
-        panel = For(lane, "vector", all_moved([store], {p.var: place}))
-        loop = nested(n.raxes, "seq", (panel,))
-        return nested([*n.axes[:-1], *block], "parallel", loop)
+        panel = (For(lane, "vector", all_moved([store], {p.var: place})),)
+        outer = n.axes[:-1]
+        if env.hint(product([a.extent for a in outer])) >= TASKS:
+            return nested(outer, "parallel", nested([*n.raxes, *block], "seq", panel))
+        return nested([*outer, *block], "parallel", nested(n.raxes, "seq", panel))
     body: tuple[Stmt, ...] = (store,)
     if n.raxes:
         # Vectors store their lanes in order, but each to its own place: they cannot add up.

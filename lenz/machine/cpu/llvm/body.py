@@ -95,6 +95,9 @@ class Body(Writer):
 
     def plain_loop(self, s: For) -> None:
         """A loop one iteration at a time, or `tile.rows` at a time over column accumulators."""
+        if s.kind == "parallel":  # inside loops over rows: the iterations of this task
+            self.counted(s, "%begin", "%end", 1, 1)
+            return
         step = self.row_copies(s)
         alone = self.indices.lane is None and self.scopes.copies == 1
         if alone and step == 1 and s.kind == "seq" and not any(bodies_of(x) for x in s.body):
