@@ -27,9 +27,9 @@ from lenz.sym import ONE, SymEnv, Var
 
 # Bytes of one kernel: all of its memory, and its new memory. Larger ones are not short.
 LARGEST, NEWEST = 16 << 20, 1 << 20
-# Different kernels of one launch, which compile one after the other, and its pointers: CUDA passes
-# 4 KB of arguments.
-DIFFERENT, POINTERS = 8, 400
+# Different kernels of one launch, which compile one after the other, and its pointers and sizes:
+# CUDA passes 4 KB of arguments.
+DIFFERENT, ARGUMENTS = 8, 400
 # Programs of up to so many warps that all run at once; more of them need their own number of warps.
 AT_ONCE, WARPS = 1024, 8
 KINDS = ("pointwise", "reduction", "outer_reduction", "transpose")
@@ -129,13 +129,13 @@ def _parts(waiting: Sequence[ir.Launch], most: int) -> Iterator[list[ir.Launch]]
         same.setdefault(x.kernel.name, []).append(x)
     for x in chain.from_iterable(same.values()):
         wider = [*part, x]
-        pointers, names = sum(len(y.args) for y in wider), {y.kernel.name for y in wider}
-        if len(wider) > most or pointers > POINTERS or len(names) > DIFFERENT:
+        given = sum(len(y.args) + len(y.kernel.sizes) for y in wider)
+        many = len(wider) > most or len({y.kernel.name for y in wider}) > DIFFERENT
+        if part and (many or given > ARGUMENTS):
             yield part
             wider = [x]
         part = wider
-    if part:
-        yield part
+    yield part
 
 
 def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launch:

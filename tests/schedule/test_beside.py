@@ -18,7 +18,7 @@ from lenz.ir.graph import Extern
 from lenz.ir.kernel import Launch, Schedule, grids
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.pipeline import named
-from lenz.schedule.beside import POINTERS, share_launches
+from lenz.schedule.beside import ARGUMENTS, share_launches
 from tests.gpu_oracle import assert_function, cubins, gpu_context
 
 
@@ -124,13 +124,13 @@ def test_a_body_runs_for_eight_kernels() -> None:
     assert launches(s) == [25] and bodies(s) == [4]
 
 
-def test_a_launch_has_few_bodies_and_few_pointers() -> None:
+def test_a_launch_has_few_bodies_and_few_arguments() -> None:
     def added(*xs: Tensor) -> list[Tensor]:
         return [sum(xs[k : k + 30], xs[k].sin()) for k in range(0, len(xs), 30)]
 
     assert launches(joined(on_lists, *[torch.randn(n) for n in range(1, 13)], most=32)) == [8, 4]
     s = joined(added, *[torch.randn(2, 3) for _ in range(600)], most=32)
-    assert all(len(x.args) <= POINTERS for x in s.steps if isinstance(x, Launch))
+    assert all(len(x.args) <= ARGUMENTS for x in s.steps if isinstance(x, Launch))
     assert sum(launches(s)) > len(launches(s)) > 1
 
 
