@@ -7,6 +7,7 @@ section for another one. Each section keeps the machine, and each row the commit
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -271,8 +272,13 @@ def write(made: Row) -> None:
     RESULTS.with_suffix(".md").write_text(document(made))
 
 
-def main(files: Sequence[str]) -> int:
+def main(given: Sequence[str]) -> int:
     """Merge the files into the results, and make the documents of them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_report", description=main.__doc__
+    )
+    parser.add_argument("files", nargs="*", help="JSON of runs on other machines")
+    files = parser.parse_args(given).files
     made: Row | None = lifted(json.loads(RESULTS.read_text())) if RESULTS.exists() else None
     for name in files:
         new: Row = json.loads(Path(name).read_text())
