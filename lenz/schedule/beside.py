@@ -8,7 +8,11 @@ The first programs run the first kernel, and so on. A launch takes 4 to 6 us of 
 kernels, such as those of an optimizer, run for less.
 
 A launch waits until the first step that needs it, or that writes what it reads. Until then others
-may join it. So that no memory lives longer for it, only kernels with little new memory wait.
+may join it. A short kernel that must follow it waits too, one level higher: an optimizer counts the
+steps of each parameter, after its update has read the count.
+
+So that no memory lives longer for it, only kernels with little new memory wait. Others wait for
+them only if what they read and write is little, or belongs to arguments.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ LARGEST, NEWEST = 16 << 20, 1 << 20
 DIFFERENT, ARGUMENTS = 8, 400
 # Programs of up to so many warps that all run at once; more of them need their own number of warps.
 AT_ONCE, WARPS = 1024, 8
+LEVELS = 4  # launches that wait for each other
 KINDS = ("pointwise", "reduction", "outer_reduction", "transpose")
 Step = ir.Launch | Extern | View
 
@@ -40,13 +45,14 @@ Step = ir.Launch | Extern | View
 class _Waiting:
     """Launches that may be one, and the memory that they read and write.
 
-    `changes` says whether an argument of the graph is among it.
+    `changes` says whether an argument of the graph is among it; `held` are the bytes of all else.
     """
 
     launches: list[ir.Launch] = field(default_factory=list)
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
     changes: bool = False
+    held: int = 0
 
     def blocks(self, reads: set[str], writes: set[str]) -> bool:
         """Whether a step cannot run before these launches."""
@@ -58,27 +64,41 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
     most, found = cx.options.side_by_side, list[Step]()
     if most < 2 or not any(isinstance(x, ir.Launch) and runs_programs(x.device) for x in s.steps):
         return s
-    waiting, memory = dict[object, _Waiting](), dict[str, tuple[str, ...]]()
+    # By what the kernels have in common, and by level.
+    waiting, memory = dict[tuple[object, int], _Waiting](), dict[str, tuple[str, ...]]()
     given = {b.name for b in s.graph.inputs if isinstance(b, Buffer)}
     names: dict[ir.Kernel, str] = {}
 
-    def start(which: object) -> None:
-        for part in _parts(waiting.pop(which).launches, most):
+    def start(which: tuple[object, int]) -> None:
+        """Launch these kernels, after those that they need; unless they have run already."""
+        w = waiting.pop(which, _Waiting())
+        for lower, x in [*waiting.items()]:
+            if lower[1] < which[1] and x.blocks(w.reads, w.writes):
+                start(lower)
+        for part in _parts(w.launches, most):
             joins = part[1:] and cx.allow("side by side", part[0].kernel.name)
             found.extend([_joined(part, names)] if joins else part)
 
     for step in s.steps:
         reads, writes = _touched(step, memory)
-        for which, w in [*waiting.items()]:
-            # A call may raise, and eager has changed the arguments by then.
-            if w.blocks(reads, writes) or (isinstance(step, Extern) and w.changes):
+        # A call may raise, and eager has changed the arguments by then.
+        calls, short = isinstance(step, Extern), _is_short(step, s.graph.env)
+        before = [x for x, w in waiting.items() if w.blocks(reads, writes) or (calls and w.changes)]
+        level = max([n + 1 for _, n in before], default=0)
+        held = sum(waiting[x].held for x in before)
+        if not short or level == LEVELS or held > NEWEST:
+            level = 0
+            for which in before:
                 start(which)
-        if isinstance(step, ir.Launch) and _is_short(step, s.graph.env):
-            w = waiting.setdefault(_alike(step, s.graph.env), _Waiting())
+        if isinstance(step, ir.Launch) and short:
+            w = waiting.setdefault((_alike(step, s.graph.env), level), _Waiting())
             w.launches.append(step)
             w.reads |= reads
             w.writes |= writes
             w.changes |= not given.isdisjoint(writes)
+            pairs = zip(step.args, step.kernel.params, strict=True)
+            own = [p for a, p in pairs if given.isdisjoint(spread_over([a], memory))]
+            w.held += sum(_bytes(own, s.graph.env))
         else:
             found.append(step)
     for which in [*waiting]:
@@ -104,14 +124,17 @@ def _touched(step: Step, memory: dict[str, tuple[str, ...]]) -> tuple[set[str], 
     return {*spread_over(reads, memory)}, {*spread_over(writes, memory)}
 
 
-def _is_short(x: ir.Launch, env: SymEnv) -> bool:
-    """Whether a launch may wait for others."""
-    k = x.kernel
-    if not runs_programs(x.device) or k.kind not in KINDS:
+def _is_short(x: Step, env: SymEnv) -> bool:
+    """Whether a step is a launch that may wait for others."""
+    if not isinstance(x, ir.Launch) or not runs_programs(x.device) or x.kernel.kind not in KINDS:
         return False
-    sizes = [(p.mode, p.dtype.bytes * env.hint(p.size)) for p in k.params]
-    new = sum(n for mode, n in sizes if mode == "out")
-    return sum(n for _, n in sizes) <= LARGEST and new <= NEWEST
+    params = x.kernel.params
+    new = sum(_bytes([p for p in params if p.mode == "out"], env))
+    return sum(_bytes(params, env)) <= LARGEST and new <= NEWEST
+
+
+def _bytes(params: Sequence[ir.Param], env: SymEnv) -> list[int]:
+    return [p.dtype.bytes * env.hint(p.size) for p in params]
 
 
 def _alike(x: ir.Launch, env: SymEnv) -> object:
@@ -135,7 +158,8 @@ def _parts(waiting: Sequence[ir.Launch], most: int) -> Iterator[list[ir.Launch]]
             yield part
             wider = [x]
         part = wider
-    yield part
+    if part:
+        yield part
 
 
 def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launch:

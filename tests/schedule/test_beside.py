@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lenz
-from lenz.ir import kernel as ir
 from lenz.ir.graph import Extern
 from lenz.ir.kernel import Launch, Schedule, grids
 from lenz.machine.cuda.triton.kernel import emit
@@ -140,9 +139,43 @@ def test_what_needs_another_kernel_comes_after_it() -> None:
         return s, F.softmax(x / s, -1), F.softmax(y, -1)
 
     s = joined(chain, torch.randn(300, 40), torch.randn(9, 50))
-    assert sorted(launches(s)) == [1, 2]
-    sums = next(k for k, step in enumerate(s.steps) if _sums_columns(step))
-    assert sums == 0
+    assert launches(s) == [2, 1]
+
+
+@pytest.mark.usefixtures("unfused")
+def test_kernels_that_need_others_wait_for_each_other() -> None:
+    """One count per parameter, as in optimizers; a chain of six has launches at four levels."""
+
+    def updates(*xs: Tensor) -> list[Tensor]:
+        return [F.softmax(x * x.sum(0), -1) for x in xs]
+
+    def long(*xs: Tensor) -> list[Tensor]:
+        for _ in range(6):
+            xs = tuple([F.softmax(x * x.sum(0), -1) for x in xs])
+        return list(xs)
+
+    inputs = [torch.randn(40, 12) for _ in range(3)]
+    assert launches(joined(updates, *inputs)) == [3, 3]
+    assert launches(joined(long, *inputs)) == [3] * 12
+
+
+@pytest.mark.usefixtures("unfused")
+def test_what_waits_holds_little_memory_but_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(*xs: Tensor) -> None:
+        for x, count in zip(xs[::2], xs[1::2], strict=True):
+            x.mul_(count)
+            count.add_(1)
+
+    def updates(*xs: Tensor) -> list[Tensor]:
+        return [F.softmax(x * x.sum(0), -1) for x in xs]
+
+    monkeypatch.setattr("lenz.schedule.beside.NEWEST", 1000)
+    arguments = [torch.randn(40, 12), torch.tensor(3.0)] * 3
+    assert launches(joined(counted, *[x.clone() for x in arguments])) == [3, 3]
+    rows = [torch.randn(40, 4) for _ in range(3)]  # 640 bytes of products are between the kernels
+    assert launches(joined(updates, *rows)) == [2, 2, 1, 1]
+    monkeypatch.setattr("lenz.schedule.beside.NEWEST", 2000)
+    assert launches(joined(updates, *rows)) == [3, 3]
 
 
 def test_an_argument_changes_after_it_was_read_and_before_a_call_that_may_raise() -> None:
@@ -188,14 +221,6 @@ def test_a_result_may_share_the_memory_of_any_argument(sources: tuple[str, ...])
     steps = [replace(x, aliases=aliases) if isinstance(x, Extern) else x for x in s.steps]
     kept = share_launches(replace(s, steps=tuple(steps)), gpu_context())
     assert launches(kept) == ([1, 1] if sources else [2])
-
-
-def _sums_columns(step: object) -> bool:
-    """Whether a launch runs an outer reduction, alone or beside others."""
-    loops = list(ir.walk(step.kernel.body)) if isinstance(step, Launch) else []
-    return any(isinstance(s, ir.Reduce) and s.kind == "sum" for s in loops) and not any(
-        isinstance(s, ir.Reduce) and s.kind == "max" for s in loops
-    )
 
 
 def _uses(step: object, mode: str) -> bool:
