@@ -12,7 +12,8 @@ may join it. A short kernel that must follow it waits too, one level higher: an 
 steps of each parameter, after its update has read the count.
 
 So that no memory lives longer for it, only kernels with little new memory wait. Others wait for
-them only if what they read and write is little, or belongs to arguments.
+them only if they read and write little, or only write arguments: what a backward pass reads of its
+arguments is freed after the last reader.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ Step = ir.Launch | Extern | View
 class _Waiting:
     """Launches that may be one, and the memory that they read and write.
 
-    `changes` says whether an argument of the graph is among it; `held` are the bytes of all else.
+    `changes` says whether they write an argument of the graph; `held` are the bytes of those that
+    write something else.
     """
 
     launches: list[ir.Launch] = field(default_factory=list)
@@ -96,9 +98,8 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
             w.reads |= reads
             w.writes |= writes
             w.changes |= not given.isdisjoint(writes)
-            pairs = zip(step.args, step.kernel.params, strict=True)
-            own = [p for a, p in pairs if given.isdisjoint(spread_over([a], memory))]
-            w.held += sum(_bytes(own, s.graph.env))
+            if not writes <= given:
+                w.held += sum(_bytes(step.kernel.params, s.graph.env))
         else:
             found.append(step)
     for which in [*waiting]:
