@@ -30,8 +30,9 @@ from lenz.machines import runs_programs
 from lenz.records import dataclass, field
 from lenz.sym import ONE, SymEnv, Var
 
-# Bytes of one kernel: all of its memory, and its new memory. Larger ones are not short.
-LARGEST, NEWEST = 16 << 20, 1 << 20
+# Bytes of one kernel: all of its memory, and its new memory. Larger ones are not short, unless they
+# only update arguments by arguments, which live on anyway.
+LARGEST, NEWEST, UPDATE = 16 << 20, 1 << 20, 1 << 30
 # Different kernels of one launch, which compile one after the other, and its pointers and sizes:
 # CUDA passes 4 KB of arguments.
 DIFFERENT, ARGUMENTS = 8, 400
@@ -84,7 +85,7 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
     for step in s.steps:
         reads, writes = _touched(step, memory)
         # A call may raise, and eager has changed the arguments by then.
-        calls, short = isinstance(step, Extern), _is_short(step, s.graph.env)
+        calls, short = isinstance(step, Extern), _is_short(step, given, s.graph.env)
         before = [x for x, w in waiting.items() if w.blocks(reads, writes) or (calls and w.changes)]
         level = max([n + 1 for _, n in before], default=0)
         held = sum(waiting[x].held for x in before)
@@ -125,13 +126,13 @@ def _touched(step: Step, memory: dict[str, tuple[str, ...]]) -> tuple[set[str], 
     return {*spread_over(reads, memory)}, {*spread_over(writes, memory)}
 
 
-def _is_short(x: Step, env: SymEnv) -> bool:
-    """Whether a step is a launch that may wait for others."""
+def _is_short(x: Step, given: set[str], env: SymEnv) -> bool:
+    """Whether a step is a launch that may wait for others; `given` are the graph's arguments."""
     if not isinstance(x, ir.Launch) or not runs_programs(x.device) or x.kernel.kind not in KINDS:
         return False
-    params = x.kernel.params
+    params, most = x.kernel.params, UPDATE if given.issuperset(x.args) else LARGEST
     new = sum(_bytes([p for p in params if p.mode == "out"], env))
-    return sum(_bytes(params, env)) <= LARGEST and new <= NEWEST
+    return sum(_bytes(params, env)) <= most and new <= NEWEST
 
 
 def _bytes(params: Sequence[ir.Param], env: SymEnv) -> list[int]:

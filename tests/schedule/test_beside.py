@@ -240,6 +240,24 @@ def test_large_kernels_are_launched_alone() -> None:
     assert launches(joined(two, torch.randn(1 << 9, 511), torch.randn(1 << 9, 512))) == [2]
 
 
+def test_large_updates_share_a_launch_if_they_hold_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step(a: Tensor, da: Tensor, b: Tensor, db: Tensor) -> None:
+        a.sub_(da)
+        b.sub_(db)
+
+    def step_and_gradient(a: Tensor, da: Tensor, b: Tensor, db: Tensor) -> None:
+        step(a, torch.mm(da, da.t())[:, :12], b, torch.mm(db, db.t())[:, :12])
+
+    monkeypatch.setattr("lenz.schedule.beside.LARGEST", 1000)
+    large = [torch.randn(n, 12) for n in (40, 40, 50, 50)]
+    assert launches(joined(step, *[x.clone() for x in large])) == [2]
+    assert launches(joined(step_and_gradient, *[x.clone() for x in large])) == [1, 1]
+    monkeypatch.setattr("lenz.schedule.beside.UPDATE", 1000)
+    assert launches(joined(step, *[x.clone() for x in large])) == [1, 1]
+
+
 @pytest.mark.parametrize("most", [1, 8])
 def test_a_cpu_has_no_grids(most: int) -> None:
     report = lenz.explain(four, options={"side_by_side": most})(*FOUR)
