@@ -4,6 +4,7 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 MINUTES ?= 5
 SEED ?=
+TURN ?=
 ISA ?=
 CASES ?=
 FAST := arch debug errors files ir lower ops opt plan runtime schedule sym tune \
@@ -22,7 +23,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make test     install what is missing, then lint, check types, run tests (similar cases are sampled)"
 	@echo "              ISA=avx2 runs the tests as on a machine without AVX-512"
-	@echo "make test-all  the same with all cases, as .ci/run does"
+	@echo "              TURN=n takes another sample, as .ci/run does for each commit"
+	@echo "make test-all  the same with all cases: up to an hour"
 	@echo "make test-fast  tests for a minute, without lint and types"
 	@echo "make test-warm  whole programs twice: the second run takes its graphs from the first one's cache"
 	@echo "make test-python  a part of torch's op database by plans in Python, without native code"
@@ -86,7 +88,7 @@ typecheck: $(STAMP)
 # Workers share the cores, so that each test process gets one thread unless it asks for more.
 # An idle worker takes over tests of another one: the longest tests come together at the end.
 pytest: $(STAMP)
-	@OMP_NUM_THREADS=1 TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CASES)
+	@OMP_NUM_THREADS=1 TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(TURN),--turn $(TURN)) $(CASES)
 
 # No GPU is needed: Triton compiles for absent GPUs, and its interpreter runs here.
 test-triton: $(STAMP)
