@@ -13,16 +13,19 @@ import torch
 
 from lenz import ops
 from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, DType
-from lenz.ir.expr import const
+from lenz.ir.expr import const, ref
 from lenz.ir.interp_kernel import interp_kernel
-from lenz.ir.kernel import For, Kernel, Param, Store
+from lenz.ir.kernel import For, Kernel, Param, Reduce, Store, TileConfig
 from lenz.ir.tensor import axis
 from lenz.machine.cpu.llvm.masks import pieces
-from lenz.sym import Sym, sym
+from lenz.machine.cpu.llvm.module import emit_module
+from lenz.sym import ONE, ZERO, Sym, Var, prove_divides, sym
+from lenz.target import Target
 from tests.codegen.codegen_kernels import at
-from tests.codegen.codegen_run import Guarded, compiled
+from tests.codegen.codegen_run import HASWELL, Guarded, compiled
 
 TAILS = range(1, 16)
+SIZE = Var("s0", 1, 1 << 20)
 # (type that is loaded, type that is computed with, type that is stored)
 CHAINS = (
     (BF16, F32, BF16), (F16, F32, F16), (F32, F32, BF16), (F64, F64, F32), (F32, F32, F64),
@@ -114,6 +117,24 @@ def test_rows_that_leave_one_element() -> None:
         params = (Param("a", BF16, sym(3 * n), "in"), Param("out", BF16, sym(3 * n), "out"))
         k = Kernel("rows_0", "pointwise", params, (), (body,))
         check(k, {"a": torch.randn(3 * n).bfloat16()})
+
+
+@pytest.mark.parametrize(
+    ("n", "whole"), ((sym(64), 4), (sym(63), 4 + 3), (sym(40), 4 + 1), (sym(9), 1), (SIZE, 4 + 1))
+)
+def test_only_the_last_vector_has_a_mask(n: Sym, whole: int) -> None:
+    """`whole` is how many vectors the text loads without a mask: four at once, then the others."""
+    v = axis("v", n)
+    value, total = at("a", v.var), ref("r", F32)
+    mapped = (For(v, "vector", (Store("out", v.var, ops.neg(value)),)),)
+    summed = For(v, "vector", (Reduce("r", "sum", value, (v.var,)),)), Store("out", ZERO, total)
+    for body, size in ((mapped, n), (summed, ONE)):
+        params = (Param("a", F32, n, "in"), Param("out", F32, size, "out"))
+        k = Kernel("k", "pointwise", params, (*n.free_vars,), body, (), TileConfig(unroll=4))
+        text = emit_module([k], Target("cpu", "x86_64-unknown-linux-gnu", "haswell", HASWELL, 8))
+        assert text.count("= load <8 x float>") == whole
+        assert text.count("call <8 x float> @llvm.masked.load") == (not prove_divides(8, n))
+        assert text.count("call void @llvm.masked.store") == (n is SIZE and body is mapped)
 
 
 @pytest.mark.diagonal(2)

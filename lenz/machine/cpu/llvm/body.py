@@ -14,7 +14,7 @@ from lenz.machine.cpu.llvm.scopes import Cell, Value
 from lenz.machine.cpu.llvm.writer import Writer, stored
 from lenz.machine.reduces import reduces_of
 from lenz.records import dataclass, field
-from lenz.sym import Int, prove_divides
+from lenz.sym import Int
 
 
 @dataclass(slots=True, eq=False)
@@ -104,14 +104,10 @@ class Body(Writer):
             trips.serial(self, s)
             return
         with trips.nonempty(self.indices, s.axis.extent, self.cells(s)) as extent:
-            if step > 1:
-                whole = trips.rounded(self.scopes.fn, s.axis.extent, extent, step)
-                self.counted(s, "0", whole, step, step)
-                if prove_divides(step, s.axis.extent):
-                    return
+            whole = trips.rounded(self.scopes.fn, s.axis.extent, extent, step)
+            self.counted(s, "0", whole, step, step if step > 1 else self.scopes.copies)
+            if whole != extent:
                 self.counted(s, whole, extent, 1, 1)
-            else:
-                self.counted(s, "0", extent, 1, self.scopes.copies)
 
     def counted(self, s: For, start: str, stop: str, step: int, copies: int) -> None:
         """for var in range(start, stop, step): the body, in `copies` copies if step is not 1."""
@@ -154,15 +150,22 @@ class Body(Writer):
         return rows if has_columns else 1
 
     def vector_loop(self, s: For) -> None:
-        """Full vectors in copies, then single vectors, the last one under a mask."""
+        """Full vectors in copies, then the others, then the last, partial one under a mask.
+
+        Only that one has a mask, because AVX2 stores masked vectors slowly (`masks.py`).
+        """
         copies, width = trips.vector_copies(self, s), self.scopes.width
-        extent = s.axis.extent
+        fn, extent = self.scopes.fn, s.axis.extent
         self.indices.lane = s.axis.var
         with trips.nonempty(self.indices, extent, self.cells(s)) as text:
-            whole = trips.rounded(self.scopes.fn, extent, text, width * copies)
-            self.vector_steps(s, "0", whole, copies, False)
-            if not prove_divides(width * copies, extent):
-                self.vector_steps(s, whole, text, 1, not prove_divides(width, extent))
+            most = trips.rounded(fn, extent, text, width * copies)
+            self.vector_steps(s, "0", most, copies, False)
+            whole = trips.rounded(fn, extent, text, width) if copies > 1 else most
+            if most != whole:
+                several = 1 if "%" in most + whole else (int(whole) - int(most)) // width
+                self.vector_steps(s, most, whole, several, False)
+            if whole != text:
+                self.vector_steps(s, whole, text, 1, True)
         self.indices.lane = None
 
     def vector_steps(self, s: For, start: str, stop: str, copies: int, masked: bool) -> None:

@@ -27,9 +27,7 @@ def repeat(
         with scopes.loop(start, stop, step, cells) as counter:
             once(counter)
         return
-    fn = scopes.fn
-    cond = fn.let(fn.level, f"icmp slt i64 {start}, {stop}")
-    guard = scopes.guard
+    cond, guard = scopes.fn.let(scopes.fn.level, f"icmp slt i64 {start}, {stop}"), scopes.guard
     with scopes.when(cond, cells):
         scopes.guard = guard  # the caller guarantees an iteration
         with scopes.loop(start, stop, step, cells) as counter:
@@ -93,7 +91,7 @@ def serial(w: Writer, s: For) -> None:
     with nonempty(w.indices, s.axis.extent, w.cells(s)) as extent:
         whole = rounded(fn, s.axis.extent, extent, step)
         repeat(scopes, "0", whole, step, w.cells(s), several)
-        if not prove_divides(step, s.axis.extent):
+        if whole != extent:
             w.counted(s, whole, extent, 1, 1)
 
 
@@ -116,7 +114,5 @@ def vector_copies(w: Writer, s: For) -> int:
     """Copies of the body of a vector loop: `tile.unroll`, or fewer if it is short."""
     if w.scopes.copies > 1:
         return 1
-    most = w.tile.unroll
-    if s.axis.extent.hi is not None:
-        most = min(most, s.axis.extent.hi // w.scopes.width)
-    return max(most, 1)
+    hi = s.axis.extent.hi
+    return max(1, w.tile.unroll if hi is None else min(w.tile.unroll, hi // w.scopes.width))
