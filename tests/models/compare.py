@@ -223,6 +223,8 @@ class _Wide(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func is Tensor.__deepcopy__:  # its memo holds all that was copied so far
+            return func(*args, **(kwargs or {}))
         if func is Tensor.float:
             func = Tensor.double
         args, kwargs = pytree.tree_map(_widened, (tuple(args), kwargs or {}))
