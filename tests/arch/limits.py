@@ -20,7 +20,7 @@ CODE_LINES = {
     "frontend": 4_001,
     "ir": 4_115,
     "lower": 5_596,
-    "machine": 5_794,
+    "machine": 5_792,
     "ops": 2_048,
     "opt": 1_547,
     "page": 458,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_655,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_609
+TOTAL_CODE_LINES = 35_607
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
