@@ -386,7 +386,7 @@ def _inner(n: Nest, columns: bool) -> tuple[Var, ...]:
     """Variables that may vary from lane to lane."""
     if n.raxes:
         return tuple(a.var for a in (*n.raxes, *(n.axes[-1:] if columns else ())))
-    # Beside so short an axis, the lanes may be those of any other one.
+    # If the last axis is so short, any axis may hold the lanes.
     short = bool(n.axes) and n.axes[-1].extent.hi is not None and n.axes[-1].extent.hi < SHORT
     return tuple(a.var for a in (n.axes if short else n.axes[-1:]))
 

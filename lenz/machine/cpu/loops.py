@@ -23,7 +23,7 @@ from lenz.sym import ONE, ZERO, Int, Sym, SymEnv
 
 TILE = 16  # edge of a transposed tile: 16 vectors of 16 f32 fill the registers of AVX-512
 BLOCK = 4096  # elements of a 1-d loop per parallel iteration
-BRIEF = 8  # cost of a formula
+BRIEF = 8  # most that a brief formula costs, in additions of f32; chosen, not fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,22 @@ def choose_form(g: Group, s: Stages, env: SymEnv) -> LoopForm:
         return LoopForm("outer_reduction", axes[-1])
     if not axes:
         return LoopForm("pointwise", None)
-    offsets = s.offsets
-    v = _vector_axis(axes, offsets, cost_of(*(n.body for n in g.nests)), env)
+    v = _vector_axis(g, axes, offsets := s.offsets, env)
     u = _across_axis(axes, v, offsets, env)
     return LoopForm("pointwise", v) if u is None else LoopForm("transpose", v, u)
 
 
-def _vector_axis(axes: Axes, offsets: list[Sym], cost: float, env: SymEnv) -> Axis:
+def _vector_axis(g: Group, axes: Axes, offsets: list[Sym], env: SymEnv) -> Axis:
+    if env.hint(axes[-1].extent) >= SHORT or len(axes) == 1:
+        return axes[-1]
     last, longest = axes[-1], max(axes, key=lambda a: (env.hint(a.extent), score(offsets, a.var)))
-    if env.hint(last.extent) >= SHORT or len(axes) == 1:
-        return last
-    # The innermost axis is too short to fill a vector: take the longest one instead. But lanes that
-    # lie 4 to 7 elements apart take as long as eight additions: rows of 7 times 2 for 10^6 elements
-    # 2.6 ms, in partial vectors 0.4; silu of rows of 4 2.2 and 2.9. Closer ones are shuffled.
-    brief = isinstance(last.extent, Int) and env.hint(last.extent) >= 4 and cost <= BRIEF
-    return last if brief and score(offsets, last.var) >= score(offsets, longest.var) else longest
+    # The innermost axis is too short to fill a vector: take the longest one instead. But gathers
+    # and scatters outweigh brief formulas: 10^6 elements in rows of 7, each times the first one of
+    # its row, take 2.6 ms, in partial vectors 0.5. silu of rows of 4 takes 2.2 ms so, and 2.9.
+    # Lanes up to 3 elements apart are shuffled.
+    fits = isinstance(last.extent, Int) and env.hint(last.extent) >= 4
+    fits = fits and score(offsets, last.var) >= score(offsets, longest.var)
+    return last if fits and cost_of(*(n.body for n in g.nests)) <= BRIEF else longest
 
 
 def _across_axis(axes: Axes, v: Axis, offsets: list[Sym], env: SymEnv) -> Axis | None:
