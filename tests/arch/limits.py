@@ -20,16 +20,16 @@ CODE_LINES = {
     "frontend": 4_001,
     "ir": 4_115,
     "lower": 5_596,
-    "machine": 5_792,
+    "machine": 5_801,
     "ops": 2_048,
-    "opt": 1_547,
+    "opt": 1_573,
     "page": 458,
     "plan": 2_235,
     "runtime": 831,
     "schedule": 1_655,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_607
+TOTAL_CODE_LINES = 35_642
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
