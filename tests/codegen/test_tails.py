@@ -17,14 +17,15 @@ from lenz.ir.expr import const, ref
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.kernel import For, Kernel, Param, Reduce, Store, TileConfig
 from lenz.ir.tensor import axis
-from lenz.machine.cpu.llvm.masks import pieces
 from lenz.machine.cpu.llvm.module import emit_module
 from lenz.sym import ONE, ZERO, Sym, Var, prove_divides, sym
+from lenz.sym.evaluate import evaluate
 from lenz.target import Target
 from tests.codegen.codegen_kernels import at
 from tests.codegen.codegen_run import HASWELL, Guarded, compiled
 
 TAILS = range(1, 16)
+FORMS = ("forwards", "backwards", "apart", "pairs")
 SIZE = Var("s0", 1, 1 << 20)
 # (type that is loaded, type that is computed with, type that is stored)
 CHAINS = (
@@ -35,10 +36,10 @@ CHAINS = (
 )  # fmt: skip
 
 
-def kernel(number: int, n: int, chain: tuple[DType, DType, DType], form: str) -> Kernel:
+def kernel(number: int, n: Sym, chain: tuple[DType, DType, DType], form: str) -> Kernel:
     """out[i] = a[i] + 1 through a wider type, forwards, backwards, two apart, or two at a time."""
     source, middle, result = chain
-    v = axis("v", sym(n))
+    v = axis("v", n)
     step = 2 if form in ("apart", "pairs") else 1
     first: Sym = n - 1 - v.var if form == "backwards" else step * v.var
     stores: list[Store] = []
@@ -50,9 +51,9 @@ def kernel(number: int, n: int, chain: tuple[DType, DType, DType], form: str) ->
         y = ops.cast(y, result) if y.dtype is not result else y
         stores.append(Store("out", place, y))
     body = For(v, "vector", tuple(stores))
-    size = sym(step * (n - 1) + len(stores))
+    size = step * (n - 1) + len(stores)
     params = (Param("a", source, size, "in"), Param("out", result, size, "inout"))
-    return Kernel(f"tail_{number}", "pointwise", params, (), (body,))
+    return Kernel(f"tail_{number}", "pointwise", params, (*n.free_vars,), (body,))
 
 
 def samples(n: int, dtype: DType) -> torch.Tensor:
@@ -65,8 +66,8 @@ def samples(n: int, dtype: DType) -> torch.Tensor:
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: "-".join(d.name for d in c))
 def test_no_tail_touches_what_is_outside(chain: tuple[DType, DType, DType]) -> None:
-    cases = list(itertools.product(("forwards", "backwards", "apart", "pairs"), TAILS))
-    kernels = [kernel(k, n, chain, form) for k, (form, n) in enumerate(cases)]
+    cases = list(itertools.product(FORMS, TAILS))
+    kernels = [kernel(k, sym(n), chain, form) for k, (form, n) in enumerate(cases)]
     functions, library = compiled(kernels)
     for k in kernels:
         (n,) = {p.size.lo or 0 for p in k.params}
@@ -77,6 +78,29 @@ def test_no_tail_touches_what_is_outside(chain: tuple[DType, DType, DType]) -> N
             memory = {name: Guarded(t, at_end) for name, t in buffers.items()}
             functions[k.name](*[memory[p.name].address for p in k.params])
             assert torch.equal(memory["out"].tensor(), wanted["out"]), k.name
+    del library
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda c: "-".join(d.name for d in c))
+def test_no_tail_of_unknown_length_touches_what_is_outside(
+    chain: tuple[DType, DType, DType],
+) -> None:
+    kernels = [kernel(k, SIZE, chain, form) for k, form in enumerate(FORMS)]
+    functions, library = compiled(kernels)
+    for k, n in itertools.product(kernels, (*TAILS, 19, 36)):
+        elements = evaluate(k.params[0].size, {SIZE: n})
+        buffers = {
+            "a": samples(elements, chain[0]),
+            "out": torch.full((elements,), 1, dtype=chain[2].torch),
+        }
+        wanted = {name: t.clone() for name, t in buffers.items()}
+        interp_kernel(k, wanted, {"s0": n})
+        for at_end in (True, False):
+            memory = {name: Guarded(t, at_end) for name, t in buffers.items()}
+            functions[k.name](*[memory[p.name].address for p in k.params], n)
+            assert torch.equal(memory["out"].tensor(), wanted["out"]), (k.name, n)
     del library
 
 
@@ -93,14 +117,6 @@ def test_constants_in_the_extent_are_seen() -> None:
     params = (Param("a", I32, sym(17), "in"), Param("out", I16, sym(17), "out"))
     text = emit_module([Kernel("u_0", "pointwise", params, (), (body,))], host_target())
     assert "masked.store" not in text
-
-
-def test_pieces_cover_the_lanes() -> None:
-    for first, count in itertools.product(range(16), range(17)):
-        found = pieces(first, count)
-        lanes = [lane for start, size in found for lane in range(start, start + size)]
-        assert lanes == list(range(first, first + count))
-        assert all(size & (size - 1) == 0 for _, size in found)
 
 
 @pytest.mark.usefixtures("target")
@@ -134,7 +150,19 @@ def test_only_the_last_vector_has_a_mask(n: Sym, whole: int) -> None:
         text = emit_module([k], Target("cpu", "x86_64-unknown-linux-gnu", "haswell", HASWELL, 8))
         assert text.count("= load <8 x float>") == whole
         assert text.count("call <8 x float> @llvm.masked.load") == (not prove_divides(8, n))
-        assert text.count("call void @llvm.masked.store") == (n is SIZE and body is mapped)
+        assert "masked.store" not in text
+
+
+@pytest.mark.parametrize("features", (HASWELL, HASWELL + ",+avx512f"))
+def test_tails_of_unknown_length_are_stored_in_halves_without_avx512(features: str) -> None:
+    v = axis("v", SIZE)
+    body = For(v, "vector", (Store("out", v.var, ops.neg(at("a", v.var))),))
+    params = (Param("a", F32, SIZE, "in"), Param("out", F32, SIZE, "out"))
+    k = Kernel("k", "pointwise", params, (SIZE,), (body,))
+    text = emit_module([k], Target("cpu", "x86_64-unknown-linux-gnu", "haswell", features, 8))
+    masked = features != HASWELL
+    assert text.count("call void @llvm.masked.store") == masked
+    assert [text.count(f"store <{n} x float>") for n in (4, 2)] == [not masked] * 2
 
 
 @pytest.mark.diagonal(2)

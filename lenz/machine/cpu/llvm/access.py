@@ -17,7 +17,7 @@ from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.indices import Indices, index_type
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.masks import store_tail
-from lenz.machine.cpu.llvm.scopes import Scopes, Value
+from lenz.machine.cpu.llvm.scopes import Scopes, Tail, Value
 from lenz.machine.cpu.llvm.types import memory_type, shuffle, splat, suffix, value_type, vector
 from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var, affine_in
@@ -215,7 +215,7 @@ class Accesses:
         name = f"llvm.masked.{kind}.{own}.{address}"
         return self.scopes.fn.module.declare(name, result, *args)
 
-    def store(self, place: Place, dtype: DType, value: Value, mask: Value | None) -> None:
+    def store(self, place: Place, dtype: DType, value: Value, mask: Tail | None) -> None:
         """Write one element per lane, here and now."""
         fn, level = self.scopes.fn, self.scopes.fn.level
         lanes = place.step != 0
@@ -233,9 +233,9 @@ class Accesses:
         masks = self.scopes.spread(mask, BOOL, True, copies) if mask and lanes else None
         if place.step == -1:
             names = _reverse(b, t, names)
-        if masks and place.step is not None:
+        if mask and lanes and place.step is not None:
             reverse = place.step == -1
-            if store_tail(self.scopes, dtype, masks[0], reverse, names, pointers):
+            if store_tail(self.scopes, dtype, mask, reverse, names, pointers):
                 return
         if place.step == -1:
             masks = _reverse(b, b.type(BOOL), masks) if masks else None
@@ -256,31 +256,19 @@ class Accesses:
             )
 
 
-def store_pairs(
-    a: Accesses, place: Place, dtype: DType, values: tuple[Value, Value], mask: Value | None
-) -> None:
+def store_pairs(scopes: Scopes, place: Place, dtype: DType, values: tuple[Value, Value]) -> None:
     """Write two neighbours per lane: the elements at step 2 and those after them."""
-    fn, level, spread = a.scopes.fn, a.scopes.fn.level, a.scopes.spread
-    parts = (place.pointers, *values, *((mask,) if mask else ()))
-    copies = max(len(v.names) for v in parts)
-    b = a.scopes.builder(level, True, copies)
+    fn, level = scopes.fn, scopes.fn.level
+    copies = max(len(v.names) for v in (place.pointers, *values))
+    b = scopes.builder(level, True, copies)
     pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
-    pairs = [spread(v, dtype, True, copies) for v in values]
-    masks = spread(mask, BOOL, True, copies) if mask else pointers
-    t, m = memory_type(dtype, b.lanes), vector("i1", b.lanes)
-    for x, y, p, c in zip(*pairs, pointers, masks, strict=True):
-        for half in (0, 1):
-            both, at = _interleaved(b, t, x, y, half), p
-            if half:
-                element = memory_type(dtype)
-                at = fn.let(level, f"getelementptr {element}, ptr {p}, i64 {b.lanes}")
-            if mask is None:
-                fn.put(level, f"  store {t} {both}, ptr {at}, align {dtype.bytes}")
-                continue
-            callee = a._intrinsic("store", dtype, "void", t, "ptr", "i32", m)
-            lanes = _interleaved(b, m, c, c, half)
-            rest = f"ptr {at}, i32 {dtype.bytes}, {m} {lanes}"
-            fn.put(level, f"  call void {callee}({t} {both}, {rest})")
+    pairs = [scopes.spread(v, dtype, True, copies) for v in values]
+    element, t = memory_type(dtype), memory_type(dtype, b.lanes)
+    for x, y, p in zip(*pairs, pointers, strict=True):
+        after = fn.let(level, f"getelementptr {element}, ptr {p}, i64 {b.lanes}")
+        for half, at in enumerate((p, after)):
+            both = _interleaved(b, t, x, y, half)
+            fn.put(level, f"  store {t} {both}, ptr {at}, align {dtype.bytes}")
 
 
 def _interleaved(b: Builder, t: str, x: str, y: str, half: int) -> str:

@@ -8,7 +8,7 @@ from lenz.ir.kernel import For, If, Let, Reduce, Scan, Sort, Stmt, Store, bodies
 from lenz.machine.cpu.llvm import prefix, sorting, tiles, trips
 from lenz.machine.cpu.llvm.access import store_pairs
 from lenz.machine.cpu.llvm.accumulators import Accumulator, begin, names_reduced
-from lenz.machine.cpu.llvm.masks import stores_plainly, tail_mask
+from lenz.machine.cpu.llvm.masks import tail_mask
 from lenz.machine.cpu.llvm.prefetch import request_rows
 from lenz.machine.cpu.llvm.scopes import Cell, Value
 from lenz.machine.cpu.llvm.writer import Writer, stored
@@ -191,15 +191,17 @@ def _store_pair(body: Body, s: Store, after: Stmt | None = None) -> bool:
     """Emit a store and the next one together if they write alternating neighbours."""
     if not isinstance(after, Store) or after.buffer != s.buffer or body.indices.lane is None:
         return False
+    if body.scopes.tail is not None:
+        return False  # its lanes are scattered
     if any(e.attrs[0] == s.buffer for e in loads_of(after.value)):
         return False  # it may be the value that the first one stores
-    dtype, tail = s.value.dtype, body.scopes.tail
+    dtype = s.value.dtype
     if after.offset is not s.offset + 1 or {s.mode, after.mode} != {"set"} or s.bound:
         return False
     place = body.accesses.place(s.buffer, dtype, s.offset, {}, True)
-    if place.step != 2 or dtype is BOOL or (tail is not None and stores_plainly(dtype)):
+    if place.step != 2 or dtype is BOOL:
         return False
     values = body.values.value(s.value), body.values.value(after.value)
-    store_pairs(body.accesses, place, dtype, values, tail)
+    store_pairs(body.scopes, place, dtype, values)
     body.values.forget(s.buffer)
     return True

@@ -1,44 +1,39 @@
-"""The masks of partial vectors, and stores of a constant number of lanes without any mask.
+"""The masks of partial vectors, and stores of their lanes without any mask.
 
 A mask that is known when the text is written has the form `<i1 true, ..., i1 false>`. If such a
 mask has one lane set, LLVM 22 turns a masked store of truncated lanes into a scalar store of the
 wide type, which writes past the element (docs/upstream/). Masks of many lanes are affected too:
 vectors wider than a register are split, and one half may have a single lane set. So if the lanes
-are known, elements that a truncation can produce use plain stores. So do all others without
-AVX-512: on Zen 3, softmax of rows of 5 takes 21 ms with the masked stores of AVX2, without 4.8.
+are known, elements that a truncation can produce use plain stores.
+
+So do all others without AVX-512: on Zen 3, softmax of rows of 5 takes 21 ms with the masked stores
+of AVX2, without 4.8. If their number is unknown, each of its bits is a branch: products of rows of
+15 by a column take 1.0 of eager's time, with masked stores 1.24.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lenz.ir.dtype import F32, F64, I32, DType
 from lenz.machine.cpu.llvm.function import Function
 from lenz.machine.cpu.llvm.instructions import Names
-from lenz.machine.cpu.llvm.scopes import Scopes, Value
-from lenz.machine.cpu.llvm.types import memory_type, shuffle, vector
+from lenz.machine.cpu.llvm.scopes import Scopes, Tail, Value
+from lenz.machine.cpu.llvm.types import memory_type, shuffle
 
 
-def tail_mask(scopes: Scopes, left: Value) -> Value:
+def tail_mask(scopes: Scopes, left: Value) -> Tail:
     """The mask of the first `left` lanes, where `left` is an i64 of at least 1."""
     text = left.names[0]
     width = scopes.width
     if text[0] != "%":
         bits = ", ".join(f"i1 {'true' if i < int(text) else 'false'}" for i in range(width))
-        return Value((f"<{bits}>",), left.level, True)
+        return Tail((f"<{bits}>",), left.level, text)
     b = scopes.builder(left.level, True, 1)
     small = b.fn.let(left.level, f"trunc i64 {text} to i32")
     limit = scopes.spread(Value((small,), left.level), I32, True, 1)
     numbers = (scopes.lane_numbers("i32"),)
-    return Value(b.compare("icmp slt", I32, numbers, limit), left.level, True)
-
-
-def pieces(first: int, count: int) -> list[tuple[int, int]]:
-    """Lanes first to first + count - 1 as (start, size) with powers of two, the largest first."""
-    found = []
-    while count:
-        size = 1 << (count.bit_length() - 1)
-        found.append((first, size))
-        first, count = first + size, count - size
-    return found
+    return Tail(b.compare("icmp slt", I32, numbers, limit), left.level, text)
 
 
 def stores_plainly(dtype: DType) -> bool:
@@ -46,33 +41,55 @@ def stores_plainly(dtype: DType) -> bool:
     return dtype not in (F32, F64)
 
 
-def store_lanes(
-    fn: Function, level: int, dtype: DType, width: int, first: int, count: int, value: str, at: str
-) -> None:
-    """Store lanes first to first + count - 1 of a vector whose lane 0 belongs at the address."""
-    element, whole = memory_type(dtype), memory_type(dtype, width)
-    for start, size in pieces(first, count):
-        if size == 1:
-            part = fn.let(level, f"extractelement {whole} {value}, i32 {start}")
-        elif size == width:
-            part = value
-        else:
-            part = fn.let(level, shuffle(whole, value, "poison", range(start, start + size)))
-        place = fn.let(level, f"getelementptr {element}, ptr {at}, i64 {start}") if start else at
-        fn.put(level, f"  store {vector(element, size)} {part}, ptr {place}, align {dtype.bytes}")
-
-
 def store_tail(
-    scopes: Scopes, dtype: DType, mask: str, reverse: bool, values: Names, pointers: Names
+    scopes: Scopes, dtype: DType, tail: Tail, reverse: bool, values: Names, pointers: Names
 ) -> bool:
-    """Store the lanes of a mask that is known; False, and no store, for other masks.
+    """Store the lanes of a tail without masks; False, and no store, where masks are better.
 
-    With `reverse` the vectors are already reversed; the mask is not.
+    Of eight lanes, the bits of the count say whether four, two, and one of them are left. With
+    `reverse` the vectors are already reversed; the tail is not.
     """
-    if mask[0] != "<" or (scopes.fn.module.target.has("avx512f") and not stores_plainly(dtype)):
+    fn, level, width = scopes.fn, scopes.fn.level, scopes.width
+    known, element = tail.count[0] != "%", memory_type(dtype)
+    if fn.module.target.has("avx512f") and not (known and stores_plainly(dtype)):
         return False
-    count = mask.count("i1 true")
-    first = scopes.width - count if reverse else 0
-    for value, at in zip(values, pointers, strict=True):
-        store_lanes(scopes.fn, scopes.fn.level, dtype, scopes.width, first, count, value, at)
+    if reverse and not known:
+        return False
+    if reverse:
+        first = width - int(tail.count)
+        values = _lanes(fn, element, width, values, (*range(first, width), *range(first)))
+        pointers = _after(fn, element, pointers, str(first))
+    while width > 1:
+        size = width // 2
+        low = _lanes(fn, element, width, values, range(size))
+        if known and not int(tail.count) & size:
+            values, width = low, size
+            continue
+        high = _lanes(fn, element, width, values, range(size, width))
+        stores = [
+            f"  store <{size} x {element}> {v}, ptr {p}, align {dtype.bytes}"
+            for v, p in zip(low, pointers, strict=True)
+        ]
+        if known:
+            fn.scopes[level].lines += stores
+            values, pointers = high, _after(fn, element, pointers, str(size))
+        else:
+            bit = fn.let(level, f"and i64 {tail.count}, {size}")
+            some = fn.let(level, f"icmp ne i64 {bit}, 0")
+            with scopes.when(some, []):
+                fn.scopes[-1].lines += stores
+            t = f"<{size} x {element}>"
+            pairs = zip(high, low, strict=True)
+            values = fn.lets(level, [f"select i1 {some}, {t} {h}, {t} {x}" for h, x in pairs])
+            pointers = _after(fn, element, pointers, bit)
+        width = size
     return True
+
+
+def _lanes(fn: Function, element: str, width: int, values: Names, lanes: Sequence[int]) -> Names:
+    t = f"<{width} x {element}>"
+    return fn.lets(fn.level, [shuffle(t, v, "poison", lanes) for v in values])
+
+
+def _after(fn: Function, element: str, pointers: Names, count: str) -> Names:
+    return fn.lets(fn.level, [f"getelementptr {element}, ptr {p}, i64 {count}" for p in pointers])

@@ -28,6 +28,16 @@ class Value:
         self.lanes = lanes
 
 
+class Tail(Value):
+    """The mask of the last, partial vector, and how many lanes it has: 1 to all but one, an i64."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, names: Names, level: int, count: str) -> None:
+        super().__init__(names, level, True)
+        self.count = count
+
+
 class Cell:
     """A value that a loop changes: its LLVM type and its current name."""
 
@@ -43,7 +53,7 @@ class Scopes:
 
     copies  copies of the body that are being emitted interleaved
     guard   level above which a load may not be moved: the body may run zero times
-    tail    the mask of the last, partial vector, or None
+    tail    the lanes of the last, partial vector, or None
     """
 
     __slots__ = ("copies", "fn", "guard", "memo", "tail", "width")
@@ -53,7 +63,7 @@ class Scopes:
         self.width = module.target.lanes
         self.copies = 1
         self.guard = 0
-        self.tail: Value | None = None
+        self.tail: Tail | None = None
         self.memo: dict[Hashable, Value] = {}
 
     def keep(self, key: Hashable, value: Value) -> Value:
