@@ -252,8 +252,10 @@ def measure(name: str, mode: str, seconds: float, clock: str) -> Row:
         for backend in CONTESTANTS:
             calls[backend] = MODES[mode](example, backend)
             got = calls[backend]()
-            if backend != "eager":
-                agree(expected, got, RTOL, ATOL)
+            if backend == "eager":
+                eager = got
+            else:
+                agree(expected, got, RTOL, ATOL, eager)
     except Exception as e:  # noqa: BLE001 - one bad model must not hide the others
         note(f"{name} {mode} with {backend}: FAILED {type(e).__name__}: {e}")
         return {**head, "failed": f"{backend}: {type(e).__name__}: {str(e).splitlines()[0]}"}
