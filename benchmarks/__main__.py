@@ -2,9 +2,9 @@
 
 python -m benchmarks [kernels] [models] [start] [host] [memory] [--quick] [--json FILE]
 
-Writes benchmarks/results/cpu.json after each group, and the tables that `python -m
-benchmarks.report` makes of it.  Groups that are not run, or fail, keep their former results.  Each
-group has its machine and its commit.
+Writes benchmarks/results/cpu.json, or FILE, after each group, and beside it the tables that
+`python -m benchmarks.report` makes of it.  Groups that are not run, or fail, keep their former
+results.  Each group has its machine and its commit.
 """
 
 from __future__ import annotations
@@ -142,9 +142,8 @@ def main() -> int:
     _, failed = run(groups, options.quick, flags, save)
     if path is not None:
         made = merged(path, made)
+        report.write(made, path)
     print(report.document(made))
-    if path == report.RESULTS:
-        report.write(made)
     rows = [r for g in made["groups"].values() for r in g["rows"]]
     return int(bool(failed) or any("failed" in r for r in rows))
 

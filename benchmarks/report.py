@@ -1,6 +1,6 @@
-"""Turn the results into Markdown: benchmarks/results/cpu.md.
+"""Turn results into Markdown: benchmarks/results/cpu.md, or FILE with the ending `.md`.
 
-Run: python -m benchmarks.report
+Run: python -m benchmarks.report [FILE.json]
 """
 
 from __future__ import annotations
@@ -304,17 +304,18 @@ def document(made: dict[str, Any]) -> str:
     return f"# lenz on CPU, measured\n\n{summary(made)}\n\n{details(made)}\n"
 
 
-def write(made: dict[str, Any]) -> None:
-    """Write cpu.md."""
-    RESULTS.with_suffix(".md").write_text(document(made))
+def write(made: dict[str, Any], path: Path) -> None:
+    """Write the tables of results beside them."""
+    path.with_suffix(".md").write_text(document(made))
 
 
 def main() -> int:
     """Make the tables of the last run."""
-    if not RESULTS.exists():
+    path = Path(sys.argv[1]) if sys.argv[1:] else RESULTS
+    if not path.exists():
         print("no results yet: run python -m benchmarks", file=sys.stderr)
         return 1
-    write(json.loads(RESULTS.read_text()))
+    write(json.loads(path.read_text()), path)
     return 0
 
 
