@@ -157,11 +157,12 @@ def _long_rows(n: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
     reduce sum (p: 4 | r: N) { load(%x, [r, p]) }
     ==>  reduce sum (rq: 16, p: 4 | rw: N / 16) { load(%x, [16*rw + rq, p]) }
     """
-    columns, r = [a for a in n.axes if a.extent is not ONE], n.raxes[-1]
+    columns = [a for a in n.axes if a.extent is not ONE]
     # The parts of an extremum are also those of its place, a number of a row.
-    if runs_programs(n.out.type.device) or n.kind not in ("sum", "prod") or len(columns) != 1:
+    adds = n.kind in ("sum", "prod") and not runs_programs(n.out.type.device)
+    if not adds or not n.raxes or len(columns) != 1:
         return n
-    (p,) = columns
+    (p,), r = columns, n.raxes[-1]
     steps = {p.var: ONE, r.var: p.extent}
     if not isinstance(p.extent, Int) or not isinstance(r.extent, Int) or p.extent.value > FEW:
         return n
@@ -170,8 +171,7 @@ def _long_rows(n: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
         found = {v: affine_in(s, v) for v in steps if v in s.free_vars}
         if found and steps != {v: x and x[0] for v, x in found.items()}:
             return n
-    most = COLUMNS // p.extent.value
-    k = next((k for k in range(most, 1, -1) if r.extent.value % k == 0), 1)
+    k = next(k for k in range(COLUMNS // p.extent.value, 0, -1) if r.extent.value % k == 0)
     if k == 1:
         return n
     q, few = axis("rq", Int(k)), axis("rw", Int(r.extent.value // k))
