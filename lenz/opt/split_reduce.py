@@ -55,7 +55,7 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
     def parts(n: Node) -> Node | Sequence[Node]:
         if not isinstance(n, Reduction):
             return n
-        whole, n = n, _long_rows(n, layouts)
+        whole, n = n, n if runs_programs(n.out.type.device) else _long_rows(n, layouts)
         chunks = chunk_count(n, layouts, g.env)
         if chunks > 1 and (_count(n.raxes), _count(n.axes)) in rows:
             chunks = _beside_rows(n, chunks)
@@ -159,22 +159,21 @@ def _long_rows(n: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
     """
     columns = [a for a in n.axes if a.extent is not ONE]
     # The parts of an extremum are also those of its place, a number of a row.
-    adds = n.kind in ("sum", "prod") and not runs_programs(n.out.type.device)
-    if not adds or not n.raxes or len(columns) != 1:
+    if n.kind not in ("sum", "prod") or not n.raxes or len(columns) != 1:
         return n
     (p,), r = columns, n.raxes[-1]
-    steps = {p.var: ONE, r.var: p.extent}
-    if not isinstance(p.extent, Int) or not isinstance(r.extent, Int) or p.extent.value > FEW:
+    steps, width, rows = {p.var: ONE, r.var: p.extent}, p.extent, r.extent
+    if not isinstance(width, Int) or not isinstance(rows, Int) or not 0 < width.value <= FEW:
         return n
     flats = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
     for s in (*flats, *(e.attrs[0] for e in nodes_of(n.body) if e.op is INDEX)):
         found = {v: affine_in(s, v) for v in steps if v in s.free_vars}
         if found and steps != {v: x and x[0] for v, x in found.items()}:
             return n
-    k = next(k for k in range(COLUMNS // p.extent.value, 0, -1) if r.extent.value % k == 0)
+    k = next(k for k in range(COLUMNS // width.value, 0, -1) if rows.value % k == 0)
     if k == 1:
         return n
-    q, few = axis("rq", Int(k)), axis("rw", Int(r.extent.value // k))
+    q, few = axis("rq", Int(k)), axis("rw", Int(rows.value // k))
     d, body = n.axes.index(p), reindex(n.body, {r.var: few.var * k + q.var})
     return replace(n, axes=(*n.axes[:d], q, *n.axes[d:]), raxes=(*n.raxes[:-1], few), body=body)
 
