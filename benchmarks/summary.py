@@ -2,8 +2,8 @@
 
 python -m benchmarks.summary
 
-Writes the lines between `<!-- results -->` and `<!-- end -->`; tests/docs/test_results.py fails if
-they are out of date.
+Writes the lines from the table's head to the paragraph after it; tests/docs/test_results.py fails
+if they are out of date. The README is the page of the package too, so it has no marks for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.measure import PEER, Row, geomean
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- results -->\n", "<!-- end -->"
+HEAD, AFTER = "| | CPU, ", "\nAll rows: "
 MACHINES = {"CPU, AVX-512": "cpu", "CPU, AVX2": "cpu_avx2", "NVIDIA H100": "gpu"}
 ENCODER = "12-layer encoder"
 OTHERS = {"eager": "eager", PEER: "torch's default backend"}
@@ -56,8 +56,9 @@ def table() -> str:
 
 def readme() -> str:
     """README.md with the table of today's results."""
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}"
+    before, head, rest = README.read_text(encoding="utf-8").partition(HEAD)
+    assert head and AFTER in rest, "README.md has no table of results"
+    return f"{before}{table()}{AFTER}{rest.partition(AFTER)[2]}"
 
 
 if __name__ == "__main__":
