@@ -29,7 +29,7 @@ class Value:
 
 
 class Tail(Value):
-    """The mask of the last, partial vector, and how many lanes it has: 1 to all but one, an i64."""
+    """The mask of the last, partial vector; `count` is the number of its lanes, an i64."""
 
     __slots__ = ("count",)
 
