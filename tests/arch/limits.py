@@ -17,8 +17,8 @@ CODE_LINES = {
     "commands": 850,
     "debug": 1_583,
     "first_calls": 331,
-    "frontend": 4_001,
-    "ir": 4_115,
+    "frontend": 4_087,
+    "ir": 4_118,
     "lower": 5_596,
     "machine": 5_801,
     "ops": 2_048,
@@ -26,10 +26,10 @@ CODE_LINES = {
     "page": 458,
     "plan": 2_235,
     "runtime": 831,
-    "schedule": 1_655,
+    "schedule": 1_695,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_641
+TOTAL_CODE_LINES = 35_770
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
