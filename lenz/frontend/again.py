@@ -35,7 +35,7 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
         y = (x - mean) * rstd * weight + bias
 
     The gradient of the norm reads x and its statistics. Statistics in half types are rounded and
-    would give another y.
+    would give another y. Under autocast the saved value is y in a half type.
     """
     x, _, weight, bias, _ = n.args
     parts = {u.args[1]: u for u in n.users}
@@ -43,8 +43,9 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
         return
     y, mean, rstd = (parts[k] for k in range(3))
     value, exact = y.meta["val"], torch.promote_types(y.meta["val"].dtype, torch.float32)
-    readers = readers_of(y)
-    if is_small(value) or backward.isdisjoint(readers) or graph.output_node() in readers:
+    casts = [u for u in y.users if u.target is aten._to_copy.default and u not in backward]
+    saved = [v for v in (y, *casts) if is_read_by(backward, v)]
+    if is_small(value) or not saved:
         return
     if mean.meta["val"].dtype != exact or not value.is_contiguous():
         return
@@ -56,9 +57,17 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
         for op, operand in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
             if operand is not None:
                 again = call(op, again, converted(call, operand, exact))
-        again = dense_as(call, value, converted(call, again, value.dtype))
-        again.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        hand_on(graph, y, again, backward)
+        again = converted(call, again, value.dtype)
+        for v in saved:
+            made = dense_as(call, v.meta["val"], converted(call, again, v.meta["val"].dtype))
+            made.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            hand_on(graph, v, made, backward)
+
+
+def is_read_by(backward: set[Node], n: Node) -> bool:
+    """Say whether the backward half reads a value that no caller gets."""
+    readers = readers_of(n)
+    return not backward.isdisjoint(readers) and not any(r.op == "output" for r in readers)
 
 
 def is_small(value: torch.Tensor) -> bool:
@@ -72,8 +81,9 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
 
         y = (x - mean) * (rstd * weight) + bias
 
-    The gradient of the norm reads x and the statistics anyway. So the backward half can recompute
-    y, and values made from it such as the argument of an activation, and y is not saved.
+    The gradient of the norm reads x and the statistics anyway. So the backward half recomputes y,
+    and can recompute values made from it such as the argument of an activation. The first op is
+    marked: torch's partitioner would save its result wherever x is not the result of a library.
     """
     given = {a.name: v for a, v in arguments(n)}
     x, parts = given["input"], {u.args[1]: u for u in n.users}
@@ -107,7 +117,10 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
 
         if is_usual:
             rstd = call(aten.rsqrt.default, call(aten.add.Tensor, rstd, given["eps"]))
-        made = call(aten.sub.Tensor, converted(call, x, exact), along(mean))
+        exactly = converted(call, x, exact)
+        made = call(aten.sub.Tensor, exactly, along(mean))
+        first = made if exactly is x else exactly
+        first.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         factor = along(rstd)
         if given["weight"] is not None:
             factor = call(aten.mul.Tensor, factor, along(given["weight"]))

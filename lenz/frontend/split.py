@@ -14,7 +14,14 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
-from lenz.frontend.again import NORMS, dropout_in_parts, norm_again, norm_in_parts, softmax_in_parts
+from lenz.frontend.again import (
+    NORMS,
+    dropout_in_parts,
+    norm_again,
+    norm_in_parts,
+    readers_of,
+    softmax_in_parts,
+)
 from lenz.frontend.budget import choose_saved
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
 from lenz.frontend.places import KINKED, SIZED, by_mask, places_below, shorten, without_elements
@@ -70,6 +77,8 @@ def split(
             y = softmax_in_parts(joint.graph, n)
             if y is not None and all(is_fused(u, backward, native) for u in y.users):
                 y.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        elif is_wider(n) and n not in backward and is_read_fused(n, backward, native):
+            n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif n.target is aten.native_layer_norm.default:
             norm_again(joint.graph, n, backward)
         elif n.target in NORMS:
@@ -193,6 +202,20 @@ def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
         return all(is_fused(u, backward, native) for u in n.users)
     name = str(n.target)
     return n not in backward or name in native or name.rpartition(".")[0] in native
+
+
+def is_wider(n: Node) -> bool:
+    """Say whether a value is a conversion to a larger type, such as of f32 from a half type."""
+    if n.target is not aten._to_copy.default:
+        return False
+    x, y = (v.meta["val"] for v in (n.args[0], n))  # type: ignore[union-attr]  # a tensor
+    return bool(x.itemsize < y.itemsize and x.device == y.device)
+
+
+def is_read_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
+    """Say whether backward reads a value, and only where it needs no memory."""
+    found = readers_of(n)
+    return any(u in backward for u in found) and all(is_fused(u, backward, native) for u in found)
 
 
 def as_permute(n: Node) -> None:

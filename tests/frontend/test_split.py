@@ -301,3 +301,42 @@ def test_masks_are_kept_in_bytes_and_inputs_of_means_not_at_all() -> None:
 
     saved = kept_of(f, (8, 64, 64, 64), (64, 64, 1, 1))[1:]  # without the result
     assert {t for op, t, s in saved if op != "clone.default"} == {torch.bool}, saved
+
+
+def test_under_autocast_wide_values_are_computed_again() -> None:
+    """Norms run in f32: their arguments are kept in bf16 or not at all, their results in neither.
+
+    The products keep their arguments; only the norm's are recomputed.
+    """
+
+    def f(x: Tensor, w: Tensor, norm: Tensor, v: Tensor) -> Tensor:
+        y = F.gelu(x @ w)
+        return F.layer_norm(y.float(), (512,), norm, norm).bfloat16() @ v
+
+    norm = Fake((512,), torch.float32, grad=True)
+    saved = kept_of(f, (1024, 64), (64, 512), norm, (512, 64))[1:]  # without the result
+    assert [(op, t) for op, t, (_, n) in saved if n == 512] == [("mm.default", torch.bfloat16)]
+
+
+def test_a_wide_value_is_kept_where_it_must_be_in_memory() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return (x * 2).float() @ w
+
+    saved = kept_of(f, (64, 32), Fake((32, 16), torch.float32, grad=True))[1:]
+    assert (torch.float32, 64 * 32) in [(t, math.prod(s)) for _, t, s in saved]
+
+
+def test_a_batch_norm_of_a_sum_is_computed_again() -> None:
+    """A convolution with a bias is an op that fuses with the norm behind it."""
+
+    def f(x: Tensor, w: Tensor, b: Tensor, norm: Tensor, v: Tensor) -> Tensor:
+        y = F.conv2d(x, w) + b
+        y = F.gelu(F.batch_norm(y, None, None, norm, norm, training=True))
+        return F.conv2d(y, v)
+
+    norm = Fake((64,), torch.float32, grad=True)
+    sizes = (8, 16, 32, 32), (64, 16, 1, 1), (64, 1, 1), norm, (8, 64, 1, 1)
+    for dtype in (torch.bfloat16, torch.float32):
+        saved = kept_of(f, *sizes, dtype=dtype)[1:]
+        big = [op for op, _, s in saved if s == (8, 64, 32, 32)]
+        assert sorted(big) == ["add.Tensor", "gelu.default"], saved
