@@ -362,6 +362,12 @@ def buffers_of(g: Graph) -> dict[str, Buffer]:
     return found
 
 
+def returned_by(g: Graph) -> set[str]:
+    """The buffers that a graph returns, and those whose memory it returns as a view."""
+    roots = roots_of(g.nodes)
+    return {x for name in atom_refs(g.outputs) for x in (name, roots.get(name, name))}
+
+
 def roots_of(steps: Iterable[object]) -> dict[str, str]:
     """Each view among nodes or steps -> the buffer whose memory it shares."""
     return first_names((n.out.name, n.source) for n in steps if isinstance(n, View))

@@ -46,7 +46,7 @@ def schedule(g: ir.Graph, cx: Context, space: Space | None = None) -> Schedule:
         if home.get(m.value) != m.input:
             items.append(_write_back(m.input, m.value, buffers, roots))
     partition = fuse(items, g.env, cx)
-    cells = order(partition)
+    cells = order(partition, buffers, ir.returned_by(g))
     stored = _stored(g, cells)
     unaligned = _unaligned(g, cx)
     steps: list[Launch | ir.Extern | ir.View] = []

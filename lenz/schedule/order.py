@@ -3,24 +3,75 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Set
 
+from lenz.ir.expr import loads_of
+from lenz.ir.graph import View
+from lenz.ir.tensor import Buffer
+from lenz.machines import runs_programs
 from lenz.schedule.fuse import Cell, Partition
+from lenz.schedule.legal import Group, device_of, may_fail
+from lenz.sym import SymEnv
+
+# Bytes of results of one kernel that may come early or wait for a launch with others.
+RETURNED = 4 << 20
+FIRST, USUAL, LAST = -1, 0, 1
 
 
-def order(p: Partition) -> list[Cell]:
+def order(p: Partition, buffers: dict[str, Buffer], returned: Set[str]) -> list[Cell]:
     """Cells sorted so that each comes after all it needs; ties go to the earliest in the program.
 
     The program's order keeps lifetimes short: a value is usually used right after it is computed.
+    `returned` are the results of the graph.
     """
+    turns = {c: _turn(p, c, buffers, returned) for c in p.cells}
     waiting = {c: len(before) for c, before in p.needs.items()}
-    ready = [c for c, n in waiting.items() if n == 0]
+    ready = [(turns[c], c) for c, n in waiting.items() if n == 0]
     heapq.heapify(ready)
     done: list[Cell] = []
     while ready:
-        c = heapq.heappop(ready)
+        _, c = heapq.heappop(ready)
         done.append(p.cells[c])
         for u in p.users[c]:
             waiting[u] -= 1
             if waiting[u] == 0:
-                heapq.heappush(ready, u)
+                heapq.heappush(ready, (turns[u], u))
     return done
+
+
+def _turn(p: Partition, c: int, buffers: dict[str, Buffer], returned: Set[str]) -> int:
+    """Whether a kernel comes before or after the others.
+
+    Under autocast, a training step converts each weight to a half type and returns it for the
+    backward pass: small ones come first, next to each other, since they may share a launch. The
+    gradients are half types until they are returned: what is larger than its operands comes last.
+    """
+    cell, is_last = p.cells[c], _is_last(p, c)
+    if not isinstance(cell, Group) or may_fail(cell) or (p.needs[c] and not is_last):
+        return USUAL
+    own = {n.name for n in cell.nests}
+    reads = {e.attrs[0] for n in cell.nests for e in loads_of(*n.exprs)}
+    writes_elsewhere = any(n.target != n.name for n in cell.nests)
+    if writes_elsewhere or not own - reads <= returned:
+        return USUAL
+    old, new = (_bytes(names, buffers, p.env) for names in (reads - own, own - reads))
+    if is_last:
+        return LAST if old < new else USUAL
+    is_first = runs_programs(device_of(cell)) and own <= returned and 0 < new <= RETURNED
+    return FIRST if is_first and old else USUAL
+
+
+def _is_last(p: Partition, c: int) -> bool:
+    """Whether no other cell needs this one, but for views of its results."""
+    stack = [c]
+    while stack:
+        users = p.users[stack.pop()]
+        if not all(isinstance(p.cells[u], View) for u in users):
+            return False
+        stack += users
+    return True
+
+
+def _bytes(names: Set[str], buffers: dict[str, Buffer], env: SymEnv) -> int:
+    found = [buffers[x] for x in names if x in buffers]  # any order: they are added
+    return sum(env.hint(b.type.layout.storage) * b.dtype.bytes for b in found)
