@@ -11,9 +11,10 @@ A launch waits until the first step that needs it, or that writes what it reads.
 may join it. A short kernel that must follow it waits too, one level higher: an optimizer counts the
 steps of each parameter, after its update has read the count.
 
-So that no memory lives longer for it, only kernels with little new memory wait. Others wait for
-them only if they read and write little, or only write arguments: what a backward pass reads of its
-arguments is freed after the last reader.
+So that no memory lives longer for it, only kernels with little new memory wait. It may be more if
+all of it is returned and they read less, or arguments alone: under autocast, such kernels convert
+weights and their gradients. Others wait for them only if they read and write little, or only write
+arguments: what a backward pass reads of its arguments is freed after the last reader.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from itertools import chain
 
 from lenz.context import Context
 from lenz.ir import kernel as ir
-from lenz.ir.graph import Extern, View, note_memory, outs_of, reads_of, spread_over
+from lenz.ir.graph import Extern, View, note_memory, outs_of, reads_of, returned_by, spread_over
 from lenz.ir.tensor import Buffer, axis
 from lenz.machines import runs_programs
 from lenz.records import dataclass, field
+from lenz.schedule.order import RETURNED
 from lenz.sym import ONE, SymEnv, Var
 
 # Bytes of one kernel: all of its memory, and its new memory. Larger ones are not short, unless they
@@ -70,6 +72,7 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
     # By what the kernels have in common, and by level.
     waiting, memory = dict[tuple[object, int], _Waiting](), dict[str, tuple[str, ...]]()
     given = {b.name for b in s.graph.inputs if isinstance(b, Buffer)}
+    returned = returned_by(s.graph)
     names: dict[ir.Kernel, str] = {}
 
     def start(which: tuple[object, int]) -> None:
@@ -85,7 +88,7 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
     for step in s.steps:
         reads, writes = _touched(step, memory)
         # A call may raise, and eager has changed the arguments by then.
-        calls, short = isinstance(step, Extern), _is_short(step, given, s.graph.env)
+        calls, short = isinstance(step, Extern), _is_short(step, given, returned, s.graph.env)
         before = [x for x, w in waiting.items() if w.blocks(reads, writes) or (calls and w.changes)]
         level = max([n + 1 for _, n in before], default=0)
         held = sum(waiting[x].held for x in before)
@@ -126,13 +129,19 @@ def _touched(step: Step, memory: dict[str, tuple[str, ...]]) -> tuple[set[str], 
     return {*spread_over(reads, memory)}, {*spread_over(writes, memory)}
 
 
-def _is_short(x: Step, given: set[str], env: SymEnv) -> bool:
-    """Whether a step is a launch that may wait for others; `given` are the graph's arguments."""
+def _is_short(x: Step, given: set[str], returned: set[str], env: SymEnv) -> bool:
+    """Whether a step is a launch that may wait for others.
+
+    `given` are the graph's arguments, `returned` its results.
+    """
     if not isinstance(x, ir.Launch) or not runs_programs(x.device) or x.kernel.kind not in KINDS:
         return False
     params, most = x.kernel.params, UPDATE if given.issuperset(x.args) else LARGEST
     new = sum(_bytes([p for p in params if p.mode == "out"], env))
-    return sum(_bytes(params, env)) <= most and new <= NEWEST
+    old = sum(_bytes([p for p in params if p.mode != "out"], env))
+    outs = {a for a, p in zip(x.args, params, strict=True) if p.mode == "out"}
+    waits = outs <= returned and (old < new or given.issuperset({*x.args} - outs))
+    return old + new <= most and new <= (RETURNED if waits else NEWEST)
 
 
 def _bytes(params: Sequence[ir.Param], env: SymEnv) -> list[int]:
