@@ -43,7 +43,7 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
         return
     y, mean, rstd = (parts[k] for k in range(3))
     value, exact = y.meta["val"], torch.promote_types(y.meta["val"].dtype, torch.float32)
-    casts = [u for u in y.users if u.target is aten._to_copy.default and u not in backward]
+    casts = [u for u in readers_of(y) if u.target is aten._to_copy.default and u not in backward]
     saved = [v for v in (y, *casts) if is_read_by(backward, v)]
     if is_small(value) or not saved:
         return
@@ -57,11 +57,18 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
         for op, operand in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
             if operand is not None:
                 again = call(op, again, converted(call, operand, exact))
-        again = converted(call, again, value.dtype)
+        made = {y: dense_as(call, value, converted(call, again, value.dtype))}
         for v in saved:
-            made = dense_as(call, v.meta["val"], converted(call, again, v.meta["val"].dtype))
-            made.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-            hand_on(graph, v, made, backward)
+            new = repeated(graph, v, made)
+            new.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            hand_on(graph, v, new, backward)
+
+
+def repeated(graph: Graph, n: Node, made: dict[Node, Node]) -> Node:
+    """Return a copy of a value that views and conversions make from one in `made`."""
+    if n not in made:
+        made[n] = graph.node_copy(n, lambda x: repeated(graph, x, made))
+    return made[n]
 
 
 def is_read_by(backward: set[Node], n: Node) -> bool:

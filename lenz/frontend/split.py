@@ -14,14 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lenz.errors import Unsupported
-from lenz.frontend.again import (
-    NORMS,
-    dropout_in_parts,
-    norm_again,
-    norm_in_parts,
-    readers_of,
-    softmax_in_parts,
-)
+from lenz.frontend import again
 from lenz.frontend.budget import choose_saved
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
 from lenz.frontend.places import KINKED, SIZED, by_mask, places_below, shorten, without_elements
@@ -74,19 +67,19 @@ def split(
         if n.target is aten.transpose.int:
             as_permute(n)
         elif n.target in SOFTMAX and n not in backward:
-            y = softmax_in_parts(joint.graph, n)
+            y = again.softmax_in_parts(joint.graph, n)
             if y is not None and all(is_fused(u, backward, native) for u in y.users):
                 y.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        elif is_wider(n) and n not in backward and is_read_fused(n, backward, native):
+        elif is_wider(n, backward, native):
             n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif n.target is aten.native_layer_norm.default:
-            norm_again(joint.graph, n, backward)
-        elif n.target in NORMS:
-            norm_in_parts(joint.graph, n, backward)
+            again.norm_again(joint.graph, n, backward)
+        elif n.target in again.NORMS:
+            again.norm_in_parts(joint.graph, n, backward)
         elif n.target is aten.native_batch_norm_backward.default and n.args[7]:
             n.args = (*n.args[:3], None, None, *n.args[5:])  # unused running statistics
         elif budget is not None and n.target is aten.native_dropout.default:
-            dropout_in_parts(joint.graph, n)
+            again.dropout_in_parts(joint.graph, n)
         elif n.target in SIZED:
             without_elements(joint.graph, n)
         elif n.target in KINKED:
@@ -113,8 +106,8 @@ def fusing(budget: float | None) -> Iterator[None]:
     def known() -> partitioners.OpTypes:
         found = listed()
         cheap, loops = ({getattr(aten, n) for n in names.split()} for names in (CHEAP, LOOPS))
-        again = found.recomputable_ops | cheap
-        return replace(found, fusible_ops=found.fusible_ops | loops, recomputable_ops=again)
+        repeated = found.recomputable_ops | cheap
+        return replace(found, fusible_ops=found.fusible_ops | loops, recomputable_ops=repeated)
 
     def within(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
         return choose_saved(joint_graph, node_info, memory_budget if budget is None else budget)
@@ -204,18 +197,16 @@ def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
     return n not in backward or name in native or name.rpartition(".")[0] in native
 
 
-def is_wider(n: Node) -> bool:
-    """Say whether a value is a conversion to a larger type, such as of f32 from a half type."""
-    if n.target is not aten._to_copy.default:
+def is_wider(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
+    """Say whether backward reads a conversion to a larger type, and only where it needs no memory.
+
+    The argument of a norm under autocast is an example: f32 made from a half type.
+    """
+    if n.target is not aten._to_copy.default or n in backward or not again.is_read_by(backward, n):
         return False
     x, y = (v.meta["val"] for v in (n.args[0], n))  # type: ignore[union-attr]  # a tensor
-    return bool(x.itemsize < y.itemsize and x.device == y.device)
-
-
-def is_read_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
-    """Say whether backward reads a value, and only where it needs no memory."""
-    found = readers_of(n)
-    return any(u in backward for u in found) and all(is_fused(u, backward, native) for u in found)
+    is_larger = x.itemsize < y.itemsize and x.device == y.device
+    return is_larger and all(is_fused(u, backward, native) for u in again.readers_of(n))
 
 
 def as_permute(n: Node) -> None:

@@ -318,6 +318,19 @@ def test_under_autocast_wide_values_are_computed_again() -> None:
     assert [(op, t) for op, t, (_, n) in saved if n == 512] == [("mm.default", torch.bfloat16)]
 
 
+def test_under_autocast_a_norm_of_channels_is_computed_again() -> None:
+    """Its result is permuted before a convolution reads it in bf16."""
+
+    def f(x: Tensor, w: Tensor, norm: Tensor, v: Tensor) -> Tensor:
+        y = F.conv2d(x, w).permute(0, 2, 3, 1)
+        y = F.layer_norm(y.float(), (128,), norm, norm).permute(0, 3, 1, 2)
+        return F.conv2d(y.bfloat16(), v)
+
+    norm = Fake((128,), torch.float32, grad=True)
+    saved = kept_of(f, (8, 16, 32, 32), (128, 16, 1, 1), norm, (8, 128, 1, 1))[1:]
+    assert [op for op, _, s in saved if math.prod(s) == 1 << 20] == ["convolution.default"]
+
+
 def test_a_wide_value_is_kept_where_it_must_be_in_memory() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         return (x * 2).float() @ w
