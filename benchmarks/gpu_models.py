@@ -1,4 +1,4 @@
-"""The models of the GPU benchmarks, in bf16 with random weights; dropout is off.
+"""The models of the GPU benchmarks, in bf16 or under autocast, with random weights; dropout is off.
 
 A forward returns hidden states or logits; a training step is forward, loss, backward and SGD.
 `tiny` models have the same layers in sizes that check the harness on a CPU.
@@ -23,12 +23,25 @@ Result = tuple[Tensor, list[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A model and its inputs; `forward(model, *inputs)` gives a result, or a loss if `training`."""
+    """A model and its inputs; `forward(model, *inputs)` gives a result, or a loss if `training`.
+
+    With `autocast`, weights and inputs are float32 and autocast runs products in bf16.
+    """
 
     model: nn.Module
     inputs: tuple[Tensor, ...]
     forward: Callable[..., Tensor]
     training: bool = False
+    autocast: bool = False
+
+    def function(self) -> Callable[..., Tensor]:
+        """What is compiled."""
+
+        def forward(model: nn.Module, *inputs: Tensor) -> Tensor:
+            with torch.autocast(inputs[0].device.type, BF16):
+                return self.forward(model, *inputs)
+
+        return forward if self.autocast else self.forward
 
     def reference(self) -> Example:
         """The same in float32: bf16 weights and inputs are exact in it."""
@@ -42,7 +55,7 @@ class Runner:
     def __init__(self, example: Example, compile: Callable[[Any], Any]) -> None:
         self.example = example
         self.model = deepcopy(example.model).train(example.training)
-        self.fn = compile(example.forward)
+        self.fn = compile(example.function())
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(self.parameters, lr=1e-4)
 
@@ -258,6 +271,23 @@ def _images(name: str, tiny: bool, **small: Any) -> Example:
     return Example(model, (images, _targets(batch, tiny)), _classes_loss, training=True)
 
 
+def _autocast(name: str, tiny: bool, **small: Any) -> Example:
+    """A training step of a network of timm on 32 images, as its users leave it, under autocast."""
+    size, batch = (64, 4) if tiny else (224, 32)
+    images, model = torch.randn(batch, 3, size, size), gpu_nets.timm_net(name, tiny, small).float()
+    return Example(model, (images, _targets(batch, tiny)), _classes_loss, True, autocast=True)
+
+
+def gmlp(tiny: bool) -> Example:
+    """Gates over places between layer norms, gMLP-S."""
+    return _autocast("gmlp_s16_224", tiny, img_size=64)
+
+
+def cspdarknet(tiny: bool) -> Example:
+    """Convolutions, batch norms and leaky relus, whose results are split and joined."""
+    return _autocast("cspdarknet53", tiny)
+
+
 def swin(tiny: bool) -> Example:
     """Attention in windows, Swin-T."""
     small = {"img_size": 56, "depths": (1, 1, 2, 1)}
@@ -321,6 +351,8 @@ MODELS: dict[str, Callable[[bool], Example]] = {
     "MobileNetV3-L training 64": mobilenet,
     "EfficientNet-B0 training 64": efficientnet,
     "T5-small training 8x512": encoder_decoder,
+    "gMLP-S training 32, autocast": gmlp,
+    "CSPDarknet53 training 32, autocast": cspdarknet,
     "Llama-like decode, cache of 128": cached,
     "ResNet-50 forward 1": one_resnet,
     "ConvNeXt-T forward 1": one_convnext,
