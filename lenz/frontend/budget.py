@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
+from lenz.frontend.overwritten import unviewed
 from lenz.frontend.symbols import hints_of
 from lenz.machines import capabilities_of
-from lenz.traits import has, is_random
+from lenz.traits import is_random
 
 USUAL = MinCutOptions(True, True, True, True, True)
 # Loops are recomputed wherever that saves memory, also before matrix products and far away.
@@ -51,9 +52,7 @@ def kept_bytes(saved: Iterable[Node]) -> int:
     """Return the bytes of saved results, each storage once; arguments are alive anyway."""
     found: dict[Node, int] = {}
     for n in saved:
-        base = n
-        while has(base.target, "view") and base.all_input_nodes:
-            base = base.all_input_nodes[0]
+        base = unviewed(n)
         if base.op != "placeholder":
             found[base] = bytes_of(base)
     return sum(found.values())

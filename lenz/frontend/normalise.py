@@ -18,6 +18,7 @@ from torch.utils import _pytree
 
 from lenz.frontend.calls import storages
 from lenz.frontend.collectives import is_collective
+from lenz.frontend.overwritten import COPY
 from lenz.frontend.values import is_same_layout
 from lenz.records import dataclass
 from lenz.traits import arguments, has, is_random
@@ -149,6 +150,8 @@ def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
                 node.target = aten.clone.default
             continue
         if node in touched.outputs or not node.args or not isinstance(node.args[0], Node):
+            continue
+        if COPY in node.meta:
             continue
         source = node.args[0]
         if has(target, "alias"):

@@ -17,6 +17,7 @@ from lenz.errors import Unsupported
 from lenz.frontend import again
 from lenz.frontend.budget import choose_saved
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
+from lenz.frontend.overwritten import copy_arguments, drop_copies
 from lenz.frontend.places import KINKED, SIZED, by_mask, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
 from lenz.traits import has, is_random
@@ -52,8 +53,8 @@ def split(
     generator state, which could not fuse. Values compared with a result of their own, as in the
     gradient of a maximum, are saved too. Large index tensors, such as those of maxima, are saved in
     the shortest type that holds them. Norms are recomputed from values that their gradients read
-    anyway. `native` names the ops that have a lowering and may fuse. `budget` is the option
-    `memory_budget`.
+    anyway. Old values of overwritten arguments are copied. `native` names the ops that have a
+    lowering and may fuse. `budget` is the option `memory_budget`.
     """
     calls = [n for n in joint.graph.nodes if n.op == "call_function"]
     wrong = {k for n in calls for k in mistold_by(n, n.meta.get("val"))}
@@ -62,6 +63,7 @@ def split(
     if wrong:
         restride(joint, ())  # for the types of both halves
     drop_noops(joint.graph, touched_by(joint.graph))
+    copy_arguments(joint.graph)
     backward = behind_tangents(joint.graph)
     for n in joint.graph.nodes:
         if n.target is aten.transpose.int:
@@ -89,9 +91,11 @@ def split(
     dedup(joint)
     mark(joint.graph, backward)
     with fusing(budget):
-        return partitioners.min_cut_rematerialization_partition(
+        halves = partitioners.min_cut_rematerialization_partition(
             joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
         )
+    drop_copies(halves[0])
+    return halves
 
 
 @contextmanager
