@@ -67,7 +67,8 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
 def repeated(graph: Graph, n: Node, made: dict[Node, Node]) -> Node:
     """Return a copy of a value that views and conversions make from one in `made`."""
     if n not in made:
-        made[n] = graph.node_copy(n, lambda x: repeated(graph, x, made))
+        x: Any = n.args[0]
+        made[n] = graph.node_copy(n, lambda a: repeated(graph, x, made) if a is x else a)
     return made[n]
 
 

@@ -140,7 +140,7 @@ def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
     """
     pinned = touched.returned | touched.mutated
     for node in graph.nodes:
-        if node.op != "call_function":
+        if node.op != "call_function" or COPY in node.meta:
             continue
         target = node.target
         if target is aten.lift_fresh_copy.default:
@@ -150,8 +150,6 @@ def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
                 node.target = aten.clone.default
             continue
         if node in touched.outputs or not node.args or not isinstance(node.args[0], Node):
-            continue
-        if COPY in node.meta:
             continue
         source = node.args[0]
         if has(target, "alias"):

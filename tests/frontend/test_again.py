@@ -40,3 +40,23 @@ def test_gradients_where_all_sizes_are_symbols(function: Function) -> None:
         for a, e in zip(mine, theirs, strict=True):
             if e.grad is not None:
                 torch.testing.assert_close(a.grad, e.grad, rtol=1e-3, atol=2e-3)
+
+
+def test_a_converted_norm_of_unknown_sizes() -> None:
+    """A view between the norm and the conversion has sizes of the graph among its arguments."""
+
+    def f(x: Tensor, w: Tensor, norm: Tensor) -> Tensor:
+        y = F.layer_norm(x.float(), x.shape[-1:], norm, norm)
+        return y.view(x.shape[0] * x.shape[1], x.shape[2]).bfloat16() @ w
+
+    run = torch.compile(f, backend="lenz", dynamic=True, options={"on_error": "raise"})
+    for sizes in ((64, 64, 64), (32, 96, 128)):
+        x, w = randn(sizes).bfloat16(), randn(sizes[2], 32).bfloat16()
+        mine, theirs = (
+            [t.clone().requires_grad_() for t in (x, w, torch.ones(sizes[2]))] for _ in range(2)
+        )
+        for function, leaves in ((run, mine), (f, theirs)):
+            function(*leaves).float().square().mean().backward()
+        for a, e in zip(mine, theirs, strict=True):
+            assert a.grad is not None and e.grad is not None
+            torch.testing.assert_close(a.grad, e.grad, rtol=2e-2, atol=1e-3)
