@@ -127,3 +127,10 @@ def test_edges(dtype: torch.dtype) -> None:
             at = ", ".join(str(x[k].item()) for x in xs)
             faults.append(f"{name}({at}) = {got[name][k].item()}, not {want[name][k].item()}")
     assert not faults, "\n".join(faults)
+
+
+def test_the_gradient_of_nothing_summed_over_columns() -> None:
+    x, nothing = torch.randn(17, 1, 4, 1, requires_grad=True), torch.randn(0)
+    run = torch.compile(torch.sub, backend="lenz", options={"on_error": "raise"})
+    run(x, nothing, alpha=3).sum().backward()
+    assert x.grad is not None and not x.grad.any()

@@ -98,7 +98,7 @@ class Body(Writer):
         if s.kind == "parallel":  # inside loops over rows: the iterations of this task
             self.counted(s, "%begin", "%end", 1, 1)
             return
-        step = self.row_copies(s)
+        step = max(1, self.row_copies(s))  # 0 in a loop over nothing
         alone = self.indices.lane is None and self.scopes.copies == 1
         if alone and step == 1 and s.kind == "seq" and not any(bodies_of(x) for x in s.body):
             trips.serial(self, s)
