@@ -35,7 +35,7 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
         y = (x - mean) * rstd * weight + bias
 
     The gradient of the norm reads x and its statistics. Statistics in half types are rounded and
-    would give another y. Under autocast the saved value is y in a half type.
+    would give another y. Under autocast, readers of y convert it to a half type first.
     """
     x, _, weight, bias, _ = n.args
     parts = {u.args[1]: u for u in n.users}
@@ -45,9 +45,8 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
     value, exact = y.meta["val"], torch.promote_types(y.meta["val"].dtype, torch.float32)
     casts = [u for u in readers_of(y) if u.target is aten._to_copy.default and u not in backward]
     saved = [v for v in (y, *casts) if is_read_by(backward, v)]
-    if is_small(value) or not saved:
-        return
-    if mean.meta["val"].dtype != exact or not value.is_contiguous():
+    is_usual = mean.meta["val"].dtype == exact and value.is_contiguous()
+    if is_small(value) or not saved or not is_usual:
         return
     call = inserter(graph, n)
     first = next(u for u in graph.nodes if u in backward and u.op != "placeholder")
@@ -65,7 +64,7 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
 
 
 def repeated(graph: Graph, n: Node, made: dict[Node, Node]) -> Node:
-    """Return a copy of a value that views and conversions make from one in `made`."""
+    """Return the value again, made by the same views and conversions from what is in `made`."""
     if n not in made:
         x: Any = n.args[0]
         made[n] = graph.node_copy(n, lambda a: repeated(graph, x, made) if a is x else a)
@@ -125,10 +124,9 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
 
         if is_usual:
             rstd = call(aten.rsqrt.default, call(aten.add.Tensor, rstd, given["eps"]))
-        exactly = converted(call, x, exact)
-        made = call(aten.sub.Tensor, exactly, along(mean))
-        first = made if exactly is x else exactly
-        first.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        wide = converted(call, x, exact)
+        made = call(aten.sub.Tensor, wide, along(mean))
+        (made if wide is x else wide).meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         factor = along(rstd)
         if given["weight"] is not None:
             factor = call(aten.mul.Tensor, factor, along(given["weight"]))
@@ -175,8 +173,12 @@ def dense_as(call: Callable[..., Node], told: Any, made: Node) -> Node:
 
 def readers_of(n: Node) -> dict[Node, None]:
     """Return the readers of a value, direct or through views."""
-    read = [readers_of(u) if has(u.target, "view") else (u,) for u in n.users]
-    return dict.fromkeys(r for found in read for r in found)
+    found, stack = dict[Node, None](), [n]
+    while stack:
+        users = stack.pop().users
+        found |= dict.fromkeys(u for u in users if not has(u.target, "view"))
+        stack += [u for u in users if has(u.target, "view")]
+    return found
 
 
 def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:

@@ -51,8 +51,7 @@ def choose_saved(graph: Graph, info: NodeInfo, memory_budget: float = 1) -> list
 def kept_bytes(saved: Iterable[Node]) -> int:
     """Return the bytes of saved results, each storage once; arguments are alive anyway."""
     found: dict[Node, int] = {}
-    for n in saved:
-        base = unviewed(n)
+    for base in map(unviewed, saved):
         if base.op != "placeholder":
             found[base] = bytes_of(base)
     return sum(found.values())

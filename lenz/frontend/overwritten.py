@@ -2,8 +2,8 @@
 
     y = f(x); copy_(x, z)   ==>   c = clone(x); y = f(c); copy_(x, z)
 
-torch's partitioner saves arguments as if that cost nothing, and recomputes values from them. But
-the backward half finds the new value in x. So it gets the copy, or what is made from it.
+torch's partitioner saves x, which costs nothing, and recomputes values from it. But backward finds
+the new value there. With a copy it saves the copy, or what is made from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import operator
 
 import torch
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
@@ -45,45 +44,44 @@ def copy_arguments(graph: Graph) -> None:
         for u in readers:
             u.replace_input_with(x, copy)
         if is_alike(copy):
-            tell_views(copy, x.meta["val"].fake_mode)
+            tell_views(copy)
 
 
 def drop_copies(forward: GraphModule) -> None:
     """Remove the copies that are not saved from the forward half, in place.
 
-    Raises Unsupported if one is saved whose argument has gaps, or starts inside of its storage: its
-    views would be others.
+    Raises Unsupported if a copy is saved whose argument has gaps, or starts inside of its storage
+    where the graph counts from the storage's start: views of the copy would differ.
     """
     saved = {unviewed(n) for n in forward.graph.output_node().all_input_nodes}
     placed = any(has(n.target, "offset") for n in forward.graph.nodes)
-    for n in forward.graph.find_nodes(op="call_function", target=aten.clone.default):
-        if COPY not in n.meta:
-            continue
+    for n in [n for n in forward.graph.nodes if COPY in n.meta]:
         x, is_told = n.args[0], is_alike(n)
         if n not in saved:
             n.replace_all_uses_with(x)
             forward.graph.erase_node(n)
             if is_told:
-                tell_views(x, x.meta["val"].fake_mode)
+                tell_views(x)
         elif not is_told or (placed and x.meta["val"].storage_offset()):
             raise Unsupported("backward needs an overwritten argument that is not dense")
     forward.recompile()
 
 
 def is_alike(copy: Node) -> bool:
-    """Say whether a copy has the strides of its argument."""
-    old, new = copy.args[0].meta["val"], copy.meta["val"]  # type: ignore[union-attr]  # a tensor
-    return are_same(old.stride(), new.stride())
+    """Say whether a copy has its argument's strides."""
+    return are_same(*(n.meta["val"].stride() for n in (*copy.all_input_nodes, copy)))
 
 
-def tell_views(n: Node, mode: FakeTensorMode) -> None:
+def tell_views(n: Node) -> None:
     """Make the values of a tensor's views views of its value: they tell who shares memory."""
-    for u in n.users:
-        if has(u.target, "view") or has(u.target, "views") or u.target is operator.getitem:
-            args, kwargs = map_arg((u.args, u.kwargs), lambda a: a.meta["val"])
-            with unguarded(mode):
-                u.meta["val"] = u.target(*args, **kwargs)  # type: ignore[operator]  # a function
-            tell_views(u, mode)
+    stack = [n]
+    with unguarded(n.meta["val"].fake_mode):
+        while stack:
+            for u in stack.pop().users:
+                if has(u.target, "view") or has(u.target, "views") or u.target is operator.getitem:
+                    args, kwargs = map_arg((u.args, u.kwargs), lambda a: a.meta["val"])
+                    u.meta["val"] = u.target(*args, **kwargs)  # type: ignore[operator]  # a call
+                    stack.append(u)
 
 
 def unviewed(n: Node) -> Node:

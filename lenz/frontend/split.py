@@ -206,11 +206,12 @@ def is_wider(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
 
     The argument of a norm under autocast is an example: f32 made from a half type.
     """
-    if n.target is not aten._to_copy.default or n in backward or not again.is_read_by(backward, n):
+    if n.target is not aten._to_copy.default or n in backward:
         return False
     x, y = (v.meta["val"] for v in (n.args[0], n))  # type: ignore[union-attr]  # a tensor
-    is_larger = x.itemsize < y.itemsize and x.device == y.device
-    return is_larger and all(is_fused(u, backward, native) for u in again.readers_of(n))
+    found = again.readers_of(n)
+    is_read = x.itemsize < y.itemsize and x.device == y.device and not backward.isdisjoint(found)
+    return is_read and all(is_fused(u, backward, native) for u in found)
 
 
 def as_permute(n: Node) -> None:

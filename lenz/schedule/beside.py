@@ -11,10 +11,11 @@ A launch waits until the first step that needs it, or that writes what it reads.
 may join it. A short kernel that must follow it waits too, one level higher: an optimizer counts the
 steps of each parameter, after its update has read the count.
 
-So that no memory lives longer for it, only kernels with little new memory wait. It may be more if
-all of it is returned and they read less, or arguments alone: under autocast, such kernels convert
-weights and their gradients. Others wait for them only if they read and write little, or only write
-arguments: what a backward pass reads of its arguments is freed after the last reader.
+So that no memory lives longer for it, only kernels with little new memory wait. A kernel may have
+more if all of it is returned, and it reads less than that, or arguments alone that are larger:
+conversions of gradients and of weights under autocast. Others wait for them only if they read and
+write little, or only write arguments: what a backward pass reads of its arguments is freed after
+the last reader.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def _is_short(x: Step, given: set[str], returned: set[str], env: SymEnv) -> bool
     new = sum(_bytes([p for p in params if p.mode == "out"], env))
     old = sum(_bytes([p for p in params if p.mode != "out"], env))
     outs = {a for a, p in zip(x.args, params, strict=True) if p.mode == "out"}
-    waits = outs <= returned and (old < new or given.issuperset({*x.args} - outs))
+    waits = outs <= returned and (old < new or (old > new and given.issuperset({*x.args} - outs)))
     return old + new <= most and new <= (RETURNED if waits else NEWEST)
 
 

@@ -13,7 +13,7 @@ from lenz.schedule.fuse import Cell, Partition
 from lenz.schedule.legal import Group, device_of, may_fail
 from lenz.sym import SymEnv
 
-# Bytes of results of one kernel that may come early or wait for a launch with others.
+# Bytes of results of one kernel that may come first, or wait for a launch with others.
 RETURNED = 4 << 20
 FIRST, USUAL, LAST = -1, 0, 1
 
@@ -40,25 +40,25 @@ def order(p: Partition, buffers: dict[str, Buffer], returned: Set[str]) -> list[
 
 
 def _turn(p: Partition, c: int, buffers: dict[str, Buffer], returned: Set[str]) -> int:
-    """Whether a kernel comes before or after the others.
+    """FIRST, USUAL or LAST: kernels come before others, in the program's order, or after them.
 
     Under autocast, a training step converts each weight to a half type and returns it for the
-    backward pass: small ones come first, next to each other, since they may share a launch. The
-    gradients are half types until they are returned: what is larger than its operands comes last.
+    backward pass. Small ones come first: next to each other they share a launch. Gradients of
+    weights stay half types until they are returned: what is larger than its operands comes last.
     """
-    cell, is_last = p.cells[c], _is_last(p, c)
+    cell = p.cells[c]
+    is_last = isinstance(cell, Group) and _is_last(p, c)
     if not isinstance(cell, Group) or may_fail(cell) or (p.needs[c] and not is_last):
         return USUAL
     own = {n.name for n in cell.nests}
     reads = {e.attrs[0] for n in cell.nests for e in loads_of(*n.exprs)}
-    writes_elsewhere = any(n.target != n.name for n in cell.nests)
-    if writes_elsewhere or not own - reads <= returned:
+    if any(n.target != n.name for n in cell.nests) or not own - reads <= returned:
         return USUAL
     old, new = (_bytes(names, buffers, p.env) for names in (reads - own, own - reads))
     if is_last:
         return LAST if old < new else USUAL
-    is_first = runs_programs(device_of(cell)) and own <= returned and 0 < new <= RETURNED
-    return FIRST if is_first and old else USUAL
+    is_small = own <= returned and 0 < new < old and new <= RETURNED
+    return FIRST if is_small and runs_programs(device_of(cell)) else USUAL
 
 
 def _is_last(p: Partition, c: int) -> bool:

@@ -75,9 +75,8 @@ def not_at_all(x: Tensor, b: Tensor) -> Tensor:
 
 
 FUNCTIONS: tuple[Function, ...] = (
-    converted, normalised, normalised_by_columns, of_a_part, of_a_transposed_one,
-    of_two_parts, chosen, looked_up,
-    not_at_all,
+    converted, normalised, normalised_by_columns, of_a_part, of_a_transposed_one, of_two_parts,
+    chosen, looked_up, not_at_all,
 )  # fmt: skip
 
 
@@ -104,7 +103,8 @@ def test_gradients_read_the_old_values(f: Function, dynamic: bool) -> None:
 
 
 def test_arguments_with_gaps_are_left_to_eager() -> None:
-    both(converted, lambda: randn(2048, 100).bfloat16()[:, :64])
+    with pytest.warns(UserWarning, match="overwritten argument that is not dense"):
+        both(converted, lambda: randn(2048, 100).bfloat16()[:, :64])
 
 
 def test_the_start_of_an_argument_may_be_inside_of_its_storage() -> None:
@@ -119,8 +119,6 @@ def test_a_parameter_may_be_scaled_behind_its_use() -> None:
         return y + b.float().sum()
 
     scale = torch.nn.Parameter(torch.full((64,), 2.0, dtype=torch.bfloat16))
-    with torch.no_grad():
-        scale.fill_(2.0)
     x = randn(2048, 64, requires_grad=True)
     torch.compile(f, backend="lenz", options={"on_error": "raise"})(x, made()).backward()
     assert x.grad is not None and (x.grad == 2.0).all() and (scale == 1.0).all()

@@ -98,7 +98,7 @@ class Body(Writer):
         if s.kind == "parallel":  # inside loops over rows: the iterations of this task
             self.counted(s, "%begin", "%end", 1, 1)
             return
-        step = max(1, self.row_copies(s))  # 0 in a loop over nothing
+        step = self.row_copies(s)
         alone = self.indices.lane is None and self.scopes.copies == 1
         if alone and step == 1 and s.kind == "seq" and not any(bodies_of(x) for x in s.body):
             trips.serial(self, s)
@@ -135,7 +135,7 @@ class Body(Writer):
         """Rows per pass over column accumulators; 1 for any other loop."""
         if s.kind != "seq" or self.indices.lane is not None or self.scopes.copies > 1:
             return 1
-        rows = self.tile.rows if s.axis.extent.hi is None else min(self.tile.rows, s.axis.extent.hi)
+        rows = min(self.tile.rows, s.axis.extent.hi or self.tile.rows)  # of 0 rows none are run
         has_columns = False
         for x in s.body:
             if isinstance(x, (If, Store, Scan)) or (isinstance(x, For) and x.kind != "vector"):
