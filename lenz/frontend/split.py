@@ -26,7 +26,7 @@ aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 # What torch's partitioner does not list: ops that are as cheap as a read, which may be computed
 # again, and loops that fuse with others.
-CHEAP = """hardswish glu _prelu_kernel log_sigmoid_forward binary_cross_entropy
+CHEAP = """leaky_relu hardswish glu _prelu_kernel log_sigmoid_forward binary_cross_entropy
 binary_cross_entropy_with_logits mse_loss huber_loss smooth_l1_loss soft_margin_loss flip roll
 constant_pad_nd repeat tril index_select embedding"""
 LOOPS = f"""{CHEAP} hardswish_backward hardtanh_backward hardshrink_backward softshrink_backward

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, randn
+from torch._functorch import partitioners
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
@@ -353,3 +354,15 @@ def test_a_batch_norm_of_a_sum_is_computed_again() -> None:
         saved = kept_of(f, *sizes, dtype=dtype)[1:]
         big = [op for op, _, s in saved if s == (8, 64, 32, 32)]
         assert sorted(big) == ["add.Tensor", "gelu.default"], saved
+
+
+def test_a_bend_keeps_no_mask_behind_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm's gradient reads what the mask is made of. torch 2.11 does not tag leaky relus."""
+    monkeypatch.setattr(partitioners, "pointwise_ops", list)
+
+    def f(x: Tensor, w: Tensor, norm: Tensor, v: Tensor) -> Tensor:
+        y = F.batch_norm(F.conv2d(x, w), None, None, norm, norm, training=True)
+        return F.conv2d(F.leaky_relu(y, inplace=True) + x[:, :1], v)
+
+    sizes = (8, 16, 32, 32), (64, 16, 1, 1), Fake((64,), torch.float32, grad=True), (8, 64, 1, 1)
+    assert torch.bool not in {t for _, t, _ in kept_of(f, *sizes)}
