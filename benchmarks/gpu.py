@@ -1,15 +1,16 @@
 """Benchmarks on a GPU: eager, lenz and the peer (torch's default backend), interleaved.
 
-python -m benchmarks.gpu [kernels] [models] [graphs] [lengths] [host] [start]
+python -m benchmarks.gpu [kernels] [models] [graphs] [lengths] [host] [start] [survey]
                          [--only TEXT,...] [--sides eager,lenz] [--quick] [--device cpu]
-                         [--limit SECONDS] [--json FILE] [--commit TEXT]
+                         [--workers N] [--limit SECONDS] [--json FILE] [--commit TEXT]
 
 Prints tables and writes benchmarks/results/gpu.json after each row, with the machine and the
 commit; rows of an earlier run on the same machine stay where this run has none.  A side that
 fails, hangs or breaks the device is noted in its row, and the run goes on without it.  `--quick`
 (tiny sizes) checks the harness, also with `--device cpu`, and writes only where `--json` says.
-`python -m benchmarks.gpu_report` merges results from elsewhere.  The output of what fails goes to a
-.log file beside the JSON.
+`survey` has more than a hundred networks and runs only if it is named; its workers wait for each
+other where they time.  `python -m benchmarks.gpu_report` merges results from elsewhere.  The output
+of what fails goes to a .log file beside the JSON.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,12 +36,14 @@ from benchmarks import gpu_lengths, gpu_report, host, start
 from benchmarks.gpu_kernels import CASES
 from benchmarks.gpu_measure import GRAPH_SIDES, SIDES, copy_rates, gpu_machine
 from benchmarks.gpu_models import MODELS
+from benchmarks.gpu_survey import SURVEY
 from benchmarks.gpu_worker import Job
 from benchmarks.measure import MARK, PEER, PEER_GRAPHS, Row, caches, commit, note
 from benchmarks.start_cases import CASES as CASES_OF_STARTS
 
-SECTIONS = ("kernels", "models", "graphs", "lengths", "host", "start")
-SECONDS = {"kernels": 0.8, "models": 3.0, "graphs": 4.0}  # for which a case is timed
+USUAL = ("kernels", "models", "graphs", "lengths", "host", "start")
+SECTIONS = (*USUAL, "survey")
+SECONDS = {"kernels": 0.8, "models": 3.0, "graphs": 4.0, "survey": 1.0}  # for which a case is timed
 # The peer compiles in processes of its own; many workers of ours have few of them each.
 PEER_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
 
@@ -105,6 +110,8 @@ class Run:
     only: str
     log: IO[str]
     save: Callable[[], None]
+    workers: int = 1
+    writing: threading.Lock = field(default_factory=threading.Lock)
     origin: Row = field(default_factory=dict)
     groups: dict[str, Row] = field(default_factory=dict)
 
@@ -117,6 +124,7 @@ class Run:
             "lengths": list(gpu_lengths.CASES),
             "host": [f.__name__ for f in host.FUNCTIONS],
             "start": list(CASES_OF_STARTS["cuda"]),
+            "survey": list(SURVEY),
         }[section]
         wanted = self.only.lower().split(",")
         return [n for n in names if any(w in n.lower() for w in wanted)]
@@ -130,25 +138,40 @@ class Run:
 
     def add(self, section: str, row: Row) -> None:
         """Keep a row, write it and show it."""
-        self.groups[section]["rows"].append({**row, "commit": self.origin["commit"]})
-        self.save()
-        note(gpu_report.line(section, row))
+        with self.writing:
+            self.groups[section]["rows"].append({**row, "commit": self.origin["commit"]})
+            self.save()
+            note(gpu_report.line(section, row))
 
 
-def measure(run: Run, section: str, env: Mapping[str, str]) -> None:
-    """Measure a section in a worker, and in a new one after each that fails."""
-    left = run.chosen(section)
-    job = run.job(section, left)
+def share(run: Run, section: str, env: Mapping[str, str]) -> None:
+    """Measure a section by several workers, each with a part of the cases."""
+    names = run.chosen(section)
+    count = max(1, min(run.workers, len(names)))
+    with tempfile.NamedTemporaryFile() as file, ThreadPoolExecutor(count) as pool:
+        lock = file.name if count > 1 else ""
+        work = [
+            pool.submit(measure, run, section, env, names[k::count], lock) for k in range(count)
+        ]
+        for w in work:
+            w.result()
+
+
+def measure(run: Run, section: str, env: Mapping[str, str], left: list[str], lock: str) -> None:
+    """Measure cases of a section in a worker, and in a new one after each that fails."""
+    job = replace(run.job(section, left), lock=lock)
     while left:
         job = replace(job, cases=tuple(left))
         at, trouble = _serve(run, section, job, left, env)
         if not left:
             return
-        case, stage = at if at and at[0] in left else (left[0], "start")
         if run.end <= time.monotonic():
             for name in left:
                 run.add(section, {"case": name, "failed": "not run: the time of the run is over"})
             return
+        if at and at[0] not in left:
+            continue  # its row says why no other could follow in the same process
+        case, stage = at or (left[0], "start")
         note(f"{section}: {case}, {stage}: {trouble}")
         if stage in job.sides:
             skip = {**job.skip.get(case, {}), stage: trouble}
@@ -223,6 +246,8 @@ def everything(run: Run, sections: Sequence[str]) -> None:
         for section in sections:
             began = time.monotonic()
             run.groups[section] = {"rows": [], "quick": run.quick, "machine": run.origin["machine"]}
+            if run.workers > 1:
+                run.groups[section]["workers"] = run.workers
             if section == "kernels":
                 largest = 64 << 10 if run.quick else 1 << 30
                 run.groups[section]["copy_gbps"] = copy_rates(run.device, largest)
@@ -230,7 +255,7 @@ def everything(run: Run, sections: Sequence[str]) -> None:
             if section == "start":
                 starts(run)
             else:
-                measure(run, section, env)
+                share(run, section, env)
             run.groups[section]["seconds"] = round(time.monotonic() - began, 1)
             run.save()
 
@@ -247,6 +272,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of one side of a case")
+    parser.add_argument("--workers", type=int, default=1, help="processes that measure at once")
     parser.add_argument("--limit", type=float, default=530.0, help="seconds of the whole run")
     parser.add_argument("--json", type=Path, help="where to write; else nothing if --quick")
     parser.add_argument("--commit", default=commit(), help="of the code, where git is not there")
@@ -278,9 +304,9 @@ def main() -> int:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log = stack.enter_context(log_path.open("w"))
         sides = tuple(s for s in GRAPH_SIDES if s in o.sides.split(","))
-        run = Run(o.device, o.quick, sides, o.budget, end, o.only, log, save)
+        run = Run(o.device, o.quick, sides, o.budget, end, o.only, log, save, o.workers)
         run.origin, run.groups = {"machine": made["machine"], "commit": o.commit}, made["groups"]
-        everything(run, [s for s in SECTIONS if not o.sections or s in o.sections])
+        everything(run, [s for s in SECTIONS if s in (o.sections or USUAL)])
     save()
     print(gpu_report.document(made))
     if path == gpu_report.RESULTS:

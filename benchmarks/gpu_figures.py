@@ -24,7 +24,14 @@ def rows_of(made: Row, section: str) -> list[Row]:
 
 def figures(made: Row) -> list[Figure]:
     """Every figure; one without results says that it is not measured."""
-    return [*_starts(made), *_kernels(made), *_models(made), *_host(made), *_graphs(made)]
+    return [
+        *_starts(made),
+        *_kernels(made),
+        *_models(made),
+        *_survey(made),
+        *_host(made),
+        *_graphs(made),
+    ]
 
 
 def judged(
@@ -114,6 +121,19 @@ def _models(made: Row) -> list[Figure]:
         one(f"{DECODE}, default", "<= 1.0 ms", ms.get(DECODE, math.nan), 1.0, "ms"),
         one(f"{RESNET}, default", "<= 11.5 ms", ms.get(RESNET, math.nan), 11.5, "ms"),
         _busy(rows),
+    ]
+
+
+def _survey(made: Row) -> list[Figure]:
+    """Times and memory of many networks, of which the tables of models hold a few."""
+    rows, to_peer, name = rows_of(made, "survey"), f"lenz/{PEER}", "survey"
+    ratios = told(rows, lambda r: r[to_peer], to_peer)
+    peaks = told(rows, lambda r: r["lenz_peak"] / r[f"{PEER}_peak"], "lenz_peak", f"{PEER}_peak")
+    return [
+        judged(name, "each <= 1.0x the peer", ratios, 1.0),
+        mean(f"{name}, geometric mean", ratios),
+        judged(f"{name}, peak memory", "each <= 1.0x the peer", peaks, 1.0),
+        mean(f"{name}, peak memory, geometric mean", peaks),
     ]
 
 

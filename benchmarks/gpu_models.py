@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import gpu_nets
+from benchmarks.gpu_survey import SURVEY
 
 BF16 = torch.bfloat16
 Result = tuple[Tensor, list[Tensor]]
@@ -363,4 +364,9 @@ MODELS: dict[str, Callable[[bool], Example]] = {
 def example(name: str, tiny: bool, seed: int = 0) -> Example:
     """The model called `name`, seeded, on torch's current default device."""
     torch.manual_seed(seed)
+    if name in SURVEY:
+        model, inputs, loss = SURVEY[name](tiny)
+        with torch.no_grad():
+            loss(model, *inputs)  # the first call of a network of transformers installs hooks
+        return Example(model, inputs, loss, training=True, autocast=True)
     return MODELS[name](tiny)

@@ -72,7 +72,7 @@ def faults(section: str, row: Row) -> list[str]:
     made += [f"{s}: {row[f'{s}_failed']}" for s in sides if f"{s}_failed" in row]
     for kind in ("error", "gradient_error"):
         limit = row.get("tol", math.inf)
-        if section in ("models", "graphs") and f"eager_{kind}" in row:
+        if section in ("models", "graphs", "survey") and f"eager_{kind}" in row:
             limit = MODEL_ERROR * row[f"eager_{kind}"] + ROUNDING
         for who in NAMES:
             if not (off := row.get(f"{who}_{kind}", 0.0)) <= limit:
@@ -140,6 +140,18 @@ def _graph_cells(r: Row) -> list[str]:
     ]
 
 
+def _survey_cells(r: Row) -> list[str]:
+    return [
+        r["case"],
+        *(number(r, f"{s}_ms", ".2f") for s in SIDES),
+        *_ratios(r),
+        *(number(r, f"{s}_peak", ".0f", 2.0**-20) for s in SIDES),
+        *(number(r, f"{s}_busy", ".0f", 100) for s in ("lenz", PEER)),
+        *(number(r, f"{s}_gradient_error", ".1e") for s in SIDES),
+        _launches(r),
+    ]
+
+
 def _launches(r: Row) -> str:
     if "kernels" not in r:
         return "-"
@@ -187,6 +199,12 @@ TABLES: dict[str, tuple[str, list[str], Callable[[Row], list[str]]]] = {
          *(f"{s} {what}" for what in ("host", "busy", "MiB") for s in SHOWN)],
         _graph_cells,
     ),
+    "survey": (
+        "Survey: training steps under autocast, ms per step; peak memory in MiB, busy share in %",
+        ["network", "eager", "lenz", "peer", "lenz / eager", "lenz / peer", "eager MiB", "lenz MiB",
+         "peer MiB", "lenz busy", "peer busy", "eager grad", "lenz grad", "peer grad", "launches"],
+        _survey_cells,
+    ),
     "lengths": (
         "CUDA graphs where sizes change: ms for 200 calls of a layer of an encoder",
         ["lengths", "off", "on", "auto", "on / off", "auto / off"],
@@ -215,6 +233,8 @@ def origin(group: Row) -> str:
     named = ", ".join(f"{k} {v}" for k, v in m.items() if k != "gpu" and v is not None)
     commits = dict.fromkeys(str(r.get("commit") or "not noted") for r in group["rows"])
     found = f"Measured on {m['gpu']} ({named}); commit {', '.join(commits)}."
+    if workers := group.get("workers"):
+        found += f" By {workers} processes, which time in turns while the others compile."
     if copies := group.get("copy_gbps"):
         rates = ", ".join(f"{rate:.0f} at {size}" for size, rate in copies.items())
         found += f" Copy bandwidth in GB/s, by the size of each buffer: {rates}."

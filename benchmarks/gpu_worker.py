@@ -8,13 +8,15 @@ without the side that was at fault.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +53,7 @@ class Job:
     skip     the sides of a case that failed in a worker before, with their errors
     warm     only compile the peer and call it once, to fill its cache; no rows are made
     seconds  how long a case is timed
+    lock     a file that is locked while a model is timed, as several workers run
     """
 
     section: str
@@ -61,6 +64,17 @@ class Job:
     seconds: float
     warm: bool = False
     skip: dict[str, dict[str, str]] = field(default_factory=dict)
+    lock: str = ""
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other worker of this run times."""
+        if not self.lock:
+            yield
+            return
+        with open(self.lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+            yield
 
 
 class Fatal(Exception):
@@ -175,11 +189,13 @@ def measure_model(name: str, job: Job, clock: Clock) -> Row:
         row |= watch.row()
     if runners:
         tell(at=[name, "timing"])
-        row |= steady({who: r.step for who, r in runners.items()}, clock, job.seconds)
-    for who, runner in runners.items() if job.section == "graphs" else ():
+        with job.alone():
+            row |= steady({who: r.step for who, r in runners.items()}, clock, job.seconds)
+    for who, runner in runners.items() if job.section in ("graphs", "survey") else ():
 
         def look(who: str = who, runner: gpu_models.Runner = runner) -> None:
-            host, busy = host_and_busy(runner.step, clock)
+            with job.alone():
+                host, busy = host_and_busy(runner.step, clock)
             row[f"{who}_host_ms"] = host
             if busy:
                 row[f"{who}_busy"] = busy / row[f"{who}_ms"]
@@ -277,6 +293,8 @@ def main() -> int:
     given: dict[str, Any] = json.loads(sys.argv[1])
     job = Job(**{**given, "cases": tuple(given["cases"]), "sides": tuple(given["sides"])})
     warnings.simplefilter("ignore")
+    # Sides share the code of a network whose layers are graphs of their own.
+    torch._dynamo.config.recompile_limit = 64  # type: ignore[attr-defined]
     try:
         work(job)
     except (Fatal, RuntimeError) as e:
