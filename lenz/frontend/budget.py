@@ -50,11 +50,7 @@ def choose_saved(graph: Graph, info: NodeInfo, memory_budget: float = 1) -> list
 
 def kept_bytes(saved: Iterable[Node]) -> int:
     """Return the bytes of saved results, each storage once; arguments are alive anyway."""
-    found: dict[Node, int] = {}
-    for base in map(unviewed, saved):
-        if base.op != "placeholder":
-            found[base] = bytes_of(base)
-    return sum(found.values())
+    return sum(bytes_of(base) for base in {*map(unviewed, saved)} if base.op != "placeholder")
 
 
 def may_repeat(n: Node) -> bool:

@@ -72,7 +72,7 @@ def split(
             y = again.softmax_in_parts(joint.graph, n)
             if y is not None and all(is_fused(u, backward, native) for u in y.users):
                 y.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        elif is_wider(n, backward, native):
+        elif is_free_again(n, backward, native):
             n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif n.target is aten.native_layer_norm.default:
             again.norm_again(joint.graph, n, backward)
@@ -201,17 +201,21 @@ def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
     return n not in backward or name in native or name.rpartition(".")[0] in native
 
 
-def is_wider(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
-    """Say whether backward reads a conversion to a larger type, and only where it needs no memory.
+def is_free_again(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
+    """Say whether backward reads what costs no more than a saved value, and needs no memory there.
 
-    The argument of a norm under autocast is an example: f32 made from a half type.
+    It is a conversion to a larger type, as of a norm's argument under autocast, or rows that are
+    looked up in a table among the arguments.
     """
-    if n.target is not aten._to_copy.default or n in backward:
+    if n.target not in (aten._to_copy.default, aten.embedding.default):
         return False
-    x, y = (v.meta["val"] for v in (n.args[0], n))  # type: ignore[union-attr]  # a tensor
-    found = again.readers_of(n)
-    is_read = x.itemsize < y.itemsize and x.device == y.device and not backward.isdisjoint(found)
-    return is_read and all(is_fused(u, backward, native) for u in found)
+    if n in backward or "recompute" in n.meta:  # a checkpoint has a policy of its own
+        return False
+    source = n.all_input_nodes[0]
+    x, y, is_table = source.meta["val"], n.meta["val"], n.target is aten.embedding.default
+    is_free = source.op == "placeholder" if is_table else x.itemsize < y.itemsize
+    found = again.readers_of(n) if is_free and x.device == y.device else {}
+    return not backward.isdisjoint(found) and all(is_fused(u, backward, native) for u in found)
 
 
 def as_permute(n: Node) -> None:

@@ -17,7 +17,7 @@ CODE_LINES = {
     "commands": 850,
     "debug": 1_583,
     "first_calls": 331,
-    "frontend": 4_086,
+    "frontend": 4_085,
     "ir": 4_118,
     "lower": 5_596,
     "machine": 5_801,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_695,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_769
+TOTAL_CODE_LINES = 35_768
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, randn
 from torch._functorch import partitioners
 from torch.fx import GraphModule
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from lenz.frontend import FxProgram
 from lenz.frontend.capture import capture
@@ -21,7 +26,9 @@ from lenz.options import Options
 from tests.cuda import Fake, cuda_programs
 from tests.e2e.sides import gradients_agree
 
+aten = torch.ops.aten
 IDS = Fake((8,), torch.int64)
+MUST_SAVE, PREFER_RECOMPUTE = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def kept(program: FxProgram) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
@@ -366,3 +373,33 @@ def test_a_bend_keeps_no_mask_behind_a_norm(monkeypatch: pytest.MonkeyPatch) -> 
 
     sizes = (8, 16, 32, 32), (64, 16, 1, 1), Fake((64,), torch.float32, grad=True), (8, 64, 1, 1)
     assert torch.bool not in {t for _, t, _ in kept_of(f, *sizes)}
+
+
+def test_rows_of_a_table_are_looked_up_again() -> None:
+    def f(ids: Tensor, table: Tensor, norm: Tensor, w: Tensor) -> Tensor:
+        x = F.embedding(ids, table)
+        return x + (F.layer_norm(x, (512,), norm).bfloat16() @ w).sin() @ w
+
+    f32 = [Fake(shape, torch.float32, grad=True) for shape in ((50, 512), (512,))]
+    sizes = Fake((1024,), torch.int64), *f32, (512, 512)
+    assert "embedding.default" not in {op for op, *_ in kept_of(f, *sizes)}
+
+
+@pytest.mark.parametrize("op", [aten.embedding.default, aten._to_copy.default, aten.mm.default])
+def test_what_a_policy_saves_is_kept(op: torch._ops.OpOverload) -> None:
+    def policy(_: Any, called: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return MUST_SAVE if called is op else PREFER_RECOMPUTE
+
+    def block(ids: Tensor, table: Tensor, norm: Tensor, w: Tensor) -> Tensor:
+        x = F.embedding(ids, table)
+        return (F.layer_norm(x.float(), (512,), norm).bfloat16() @ w).sin()
+
+    def f(*args: Tensor) -> Any:
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        return checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
+
+    norm = Fake((512,), torch.float32, grad=True)
+    saved = kept_of(f, Fake((1024,), torch.int64), (50, 512), norm, (512, 512))[1:]
+    names = [name for name, *_ in saved if name != "t.default"]  # of the product's weight
+    count = 2 if op is aten._to_copy.default else 1
+    assert names == [str(op).removeprefix("aten.")] * count
