@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -44,15 +44,14 @@ TRANSLATORS = ("bart", "marian", "pegasus", "t5")
 LOOKERS = ("dinov2", "segformer", "vit")
 LISTENERS = ("audio-spectrogram-transformer", "hubert", "wav2vec2", "whisper")
 
+# A network, its inputs, and the function that gives the loss of both.
+Net: TypeAlias = tuple[nn.Module, tuple[Tensor, ...], Callable[..., Tensor]]
+
 # Numbers of a configuration of transformers, by a pattern of their names: full, and tiny.
 SIZES = (
     (r"((num|n|encoder|decoder)_)?((hidden|decoder|encoder)_)?layers?", 6, 2),
     (r"hidden_size|d_model|n_embd|dim|embedding_size", 768, 64),
-    (
-        r"intermediate_size|d_ff|hidden_dim|((en|de)coder_)?ffn_dim|ffn_hidden_size|n_inner",
-        3072,
-        128,
-    ),
+    (r"(intermediate|ffn_hidden)_size|d_ff|hidden_dim|((en|de)coder_)?ffn_dim|n_inner", 3072, 128),
     (r".*attention_heads|n_heads?|num_heads", 12, 4),
     (r"num_key_value_heads|num_kv_heads", 4, 2),
     (r"head_dim|d_kv|rotary_dim", 64, 16),
@@ -68,8 +67,8 @@ def configured(kind: str, tiny: bool) -> Any:
 
     config = AutoConfig.for_model(kind)
     for key, value in [*vars(config).items()]:
-        if re.fullmatch(r".*(drop|mask_time_prob|mask_feature_prob).*", key):
-            setattr(config, key, 0.0 if isinstance(value, float) else value)
+        if isinstance(value, float) and re.fullmatch(r".*drop.*|mask_(time|feature)_prob", key):
+            setattr(config, key, 0.0)
         elif isinstance(value, int) and not isinstance(value, bool):
             found = [(full, small) for name, full, small in SIZES if re.fullmatch(name, key)]
             if found and (tiny or kind not in (*LOOKERS, *LISTENERS)):
@@ -80,34 +79,47 @@ def configured(kind: str, tiny: bool) -> Any:
     return config
 
 
-def network(kind: str, tiny: bool) -> tuple[nn.Module, tuple[Tensor, ...], Callable[..., Tensor]]:
-    """A network of transformers, its inputs, and the function that gives its loss."""
+def reader(kind: str, tiny: bool) -> Net:
+    """A network of transformers that reads texts."""
     import transformers
 
     config = configured(kind, tiny)
-    words = getattr(config, "vocab_size", 0)
-    ids = torch.randint(3, words or 4, (2, 16) if tiny else (8, 512))
-    if kind in LOOKERS:
-        size = getattr(config, "image_size", 224)
-        images = torch.randn(2 if tiny else 32, 3, *[64 if tiny else size] * 2)
-        config.image_size, config.num_labels = images.shape[-1], 10
-        made = transformers.AutoModelForImageClassification.from_config(config)
-        return made, (images, torch.randint(0, 10, images.shape[:1])), of_classes
+    ids = torch.randint(3, config.vocab_size, (2, 16) if tiny else (8, 512))
+    of = {MASKED: "MaskedLM", CAUSAL: "CausalLM", TRANSLATORS: "Seq2SeqLM"}
+    name = next(name for kinds, name in of.items() if kind in kinds)
+    made = getattr(transformers, f"AutoModelFor{name}").from_config(config)
+    return made, (ids,), of_translation if kind in TRANSLATORS else of_words
+
+
+def looker(kind: str, tiny: bool) -> Net:
+    """A network of transformers that looks at images."""
+    from transformers import AutoModelForImageClassification
+
+    config = configured(kind, tiny)
+    size = 64 if tiny else getattr(config, "image_size", 224)
+    config.image_size, config.num_labels = size, 10
+    images, target = torch.randn(2 if tiny else 32, 3, size, size), torch.randint(0, 10, (32,))
+    made = AutoModelForImageClassification.from_config(config)
+    return made, (images, target[: len(images)]), of_classes
+
+
+def listener(kind: str, tiny: bool) -> Net:
+    """A network of transformers that hears sounds: samples, or frames of a spectrogram."""
+    from transformers import AutoModelForAudioClassification, WhisperForConditionalGeneration
+
+    config = configured(kind, tiny)
     if kind == "whisper":
         config.max_source_positions = 50 if tiny else 1500
         sound = torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions)
-        made = transformers.WhisperForConditionalGeneration(config)
-        return made, (ids[:2, :128], sound), of_speech
-    if kind in LISTENERS:
-        frames = (2, 200 if tiny else 1024, 128) if "spectrogram" in kind else (2, 4000)
-        config.max_length, config.num_labels = frames[1], 10
-        made = transformers.AutoModelForAudioClassification.from_config(config)
-        full = frames if tiny or "spectrogram" in kind else (8, 64000)
-        return made, (torch.randn(full), torch.randint(0, 10, full[:1])), of_classes
-    of = {MASKED: "MaskedLM", CAUSAL: "CausalLM", TRANSLATORS: "Seq2SeqLM"}
-    name = next(f"AutoModelFor{v}" for k, v in of.items() if kind in k)
-    made = getattr(transformers, name).from_config(config)
-    return made, (ids,), of_words if name != "AutoModelForSeq2SeqLM" else of_translation
+        ids = torch.randint(3, config.vocab_size, (2, 16 if tiny else 128))
+        return WhisperForConditionalGeneration(config), (ids, sound), of_speech
+    sizes = (2, 4000) if tiny else (8, 64000)
+    if "spectrogram" in kind:
+        sizes = 2, 200 if tiny else 1024, config.num_mel_bins
+        config.max_length = sizes[1]
+    config.num_labels = 10
+    made = AutoModelForAudioClassification.from_config(config)
+    return made, (torch.randn(sizes), torch.randint(0, 10, sizes[:1])), of_classes
 
 
 def of_classes(model: nn.Module, given: Tensor, target: Tensor) -> Tensor:
@@ -116,26 +128,23 @@ def of_classes(model: nn.Module, given: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy((out if isinstance(out, Tensor) else out.logits).float(), target)
 
 
-def of_words(model: nn.Module, ids: Tensor, **more: Tensor) -> Tensor:
+def of_words(model: nn.Module, ids: Tensor, **given: Tensor) -> Tensor:
     """The loss of the next words, whatever the model was made for."""
-    logits = model(input_ids=ids, **more).logits[:, :-1].flatten(0, 1)
+    logits = model(**given or {"input_ids": ids}).logits[:, :-1].flatten(0, 1)
     return F.cross_entropy(logits.float(), ids[:, 1:].flatten())
 
 
 def of_translation(model: nn.Module, ids: Tensor) -> Tensor:
     """The loss of the next words of the same text."""
-    return of_words(model, ids, decoder_input_ids=ids)
+    return of_words(model, ids, input_ids=ids, decoder_input_ids=ids)
 
 
 def of_speech(model: nn.Module, ids: Tensor, sound: Tensor) -> Tensor:
     """The loss of the next words that are heard."""
-    logits = model(input_features=sound, decoder_input_ids=ids).logits[:, :-1].flatten(0, 1)
-    return F.cross_entropy(logits.float(), ids[:, 1:].flatten())
+    return of_words(model, ids, input_features=sound, decoder_input_ids=ids)
 
 
-def picture_net(
-    name: str, tiny: bool
-) -> tuple[nn.Module, tuple[Tensor, ...], Callable[..., Tensor]]:
+def picture_net(name: str, tiny: bool) -> Net:
     """A network of timm without layers dropped at random, with images of the size it asks for."""
     import timm  # type: ignore[import-not-found]
 
@@ -149,10 +158,10 @@ def picture_net(
     return made, (images, torch.randint(0, 10, images.shape[:1])), of_classes
 
 
-SURVEY: dict[str, Callable[[bool], Any]] = {
-    **{f"timm {n}": partial(picture_net, n) for n in IMAGES},
-    **{
-        f"transformers {n}": partial(network, n)
-        for n in (*MASKED, *CAUSAL, *TRANSLATORS, *LOOKERS, *LISTENERS)
-    },
-}
+SURVEY: dict[str, Callable[[bool], Net]] = {f"timm {n}": partial(picture_net, n) for n in IMAGES}
+for make, kinds in (
+    (reader, (*MASKED, *CAUSAL, *TRANSLATORS)),
+    (looker, LOOKERS),
+    (listener, LISTENERS),
+):
+    SURVEY |= {f"transformers {n}": partial(make, n) for n in kinds}
