@@ -199,8 +199,7 @@ def canonical_bound(
                 operand = (bound[int(v.name[1:])], v.lo, v.hi, v.below)
                 if operand not in order:
                     order.append(operand)
-                position = order.index(operand)
-                mapping[v] = Var(f"@{position}", v.lo, v.hi, v.below)
+                mapping[v] = Var(f"@{order.index(operand)}", v.lo, v.hi, v.below)
     operands = tuple(e for e, *_ in order)
     if operands == bound and all(v is s for v, s in mapping.items()):
         return index, bound

@@ -138,8 +138,7 @@ def _piece(
     for k, item in enumerate(p.items):
         behind = [x for x in p.items[k + 1 :] if isinstance(x, str)]
         ends = tokens(behind[0])[:1] if behind else stops
-        get = item.get if isinstance(item, Slot) else str
-        show, read, text = part_of(item, kinds, ends, get)
+        show, read, text = part_of(item, kinds, ends, item.get if isinstance(item, Slot) else str)
         shows.append(show)
         reads += read
         grammar.append(text)

@@ -166,8 +166,7 @@ def _raise_needed(
         where = need[e]
         for k, a in enumerate(e.args):
             # Only the second operand of `masked` may fail where the condition is false.
-            masked = e.op is _op.MASKED and k == 1
-            want(a, where & values[e.args[0]] if masked else where)
+            want(a, where & values[e.args[0]] if e.op is _op.MASKED and k == 1 else where)
     for e in nodes:
         if e not in faults:
             continue

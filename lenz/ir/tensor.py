@@ -42,8 +42,7 @@ def lane_axis(a: Axis) -> Axis:
 def axis(name: str, extent: Sym) -> Axis:
     """Make an axis whose variable knows its bounds, so that index rules can use them."""
     hi = None if extent.hi is None else max(extent.hi - 1, 0)
-    below = None if isinstance(extent, Int) else extent
-    return Axis(Var(name, 0, hi, below), extent)
+    return Axis(Var(name, 0, hi, None if isinstance(extent, Int) else extent), extent)
 
 
 AXIS_NAMES = "ijklmnopqrstuvw"

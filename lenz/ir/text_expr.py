@@ -182,8 +182,7 @@ def value_of(c: Cursor, s: Scope, temps: dict[str, Expr]) -> Expr:
 def _const_of(c: Cursor) -> Expr:
     place = c.place
     if c.text in ("true", "false"):
-        is_true = c.take() == "true"
-        return const(is_true, dtype_of(c) if c.accept(":") else BOOL)
+        return const(c.take() == "true", dtype_of(c) if c.accept(":") else BOOL)
     if c.kind not in ("int", "float") and c.text not in ("-", "inf", "nan"):
         c.fail("a value")
     value = number_of(c)

@@ -75,8 +75,7 @@ def embedding_bag(
     dim = b.result.shape[1]
 
     def counts(bag: Sym, k: Sym) -> Expr:
-        row = ops.cast(indices.at((bag * size + k,)), I64)
-        return ops.ne(row, padding_idx)
+        return ops.ne(ops.cast(indices.at((bag * size + k,)), I64), padding_idx)
 
     def term(i: Index, r: Index) -> Expr:
         at = (i[0] * size + r[0],)

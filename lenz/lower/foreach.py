@@ -21,8 +21,7 @@ Tensors = Sequence[Value]
 
 def _each(b: GraphBuilder, one: Callable[[int], Value]) -> tuple[Value, ...]:
     """Call one(k) for the k-th result, as the lowering of an op with only that result."""
-    count = len(b.results)
-    return tuple(giving(b, (b.kind(k),), partial(one, k)) for k in range(count))
+    return tuple(giving(b, (b.kind(k),), partial(one, k)) for k in range(len(b.results)))
 
 
 def _pick(given: Any, k: int) -> Any:

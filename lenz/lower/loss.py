@@ -110,8 +110,7 @@ _enter_loss(
 
 def softplus(z: Expr) -> Expr:
     """log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|)), which cannot overflow."""
-    tail = ops.log1p(ops.exp(-abs(z)))
-    return ops.maximum(z, 0) + tail
+    return ops.maximum(z, 0) + ops.log1p(ops.exp(-abs(z)))
 
 
 @lowering("binary_cross_entropy")

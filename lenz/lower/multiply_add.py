@@ -81,8 +81,7 @@ def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:
     span = end - start
     low = ops.fma(weight, span, start)
     high = ops.fma(span, weight - 1.0, end)
-    near = abs(weight) < 0.5
-    return ops.where(near, low, high)
+    return ops.where(abs(weight) < 0.5, low, high)
 
 
 @lowering("lerp")

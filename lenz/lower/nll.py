@@ -64,8 +64,7 @@ def nll_loss_forward(
         out = b.map(lambda i: loss_sum.at(()) / total.at(()))
     else:
         out = reduce_over(b, "sum", s, False, loss)
-    same = weight_type.dtype is acc
-    return out, total if same else b.map(total.at, weight_type, "weight")
+    return out, total if weight_type.dtype is acc else b.map(total.at, weight_type, "weight")
 
 
 @lowering("nll_loss_backward", "nll_loss2d_backward")

@@ -176,8 +176,7 @@ def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
     mean_type = b.temp(s.rows, acc)
     sets = Sets(x, s.rows, s.over, s.join)
     if acc is F64 or (runs_programs(x.device) and sets.is_static):
-        types = mean_type, mean_type
-        mean, squares = moments(b, sets, types, lambda a: a, "squares")
+        mean, squares = moments(b, sets, (mean_type, mean_type), lambda a: a, "squares")
         return ChannelStatistics(mean, squares.at, s.over)
     n, at = count(s.over, F64), reader(x, F64)
     total = sum_rows(b, s, at, F64, "total")

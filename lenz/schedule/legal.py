@@ -173,8 +173,7 @@ def registers(d: Domain, env: SymEnv | None = None) -> int:
 
 def in_parts(g: Group) -> bool:
     """True if a scanned row is too long for one GPU program, so that several share it."""
-    is_scan = any(n.scans and n.raxes for n in g.nests)
-    return is_scan and 0 < scanned(g) < registers(g.domain)
+    return any(n.scans and n.raxes for n in g.nests) and 0 < scanned(g) < registers(g.domain)
 
 
 def scanned(g: Group) -> int:
