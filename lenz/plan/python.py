@@ -139,13 +139,15 @@ class _Writer:
             lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
         lines += ["args.clear()", "if rt.modes():", "    rt.refuse_fakes()"]
         lines.extend(self.sizes())
-        otherwise = f"    return otherwise([{', '.join(names)}])"
+        # The fallback frees arguments after their last use: no other name may hold them.
+        told = ", ".join(names)
+        otherwise = [f"    args += [{told}]", f"    del {told}", "    return otherwise(args)"]
         if broken := _broken(self):
-            lines += [f"if {' or '.join(broken)}:", otherwise]
+            lines += [f"if {' or '.join(broken)}:", *otherwise]
         lines.extend(self.checks())
         if p.aligned:
             pointers = " | ".join(f"{self.var(a)}.data_ptr()" for a in p.aligned)
-            lines += [f"if ({pointers}) & 15:", f"{otherwise[:-1]}, False)"]
+            lines += [f"if ({pointers}) & 15:", *otherwise[:2], "    return otherwise(args, False)"]
         lines += [f"stream{n} = rt.stream({n})" for n in self.gpus]
         for k, step in enumerate(p.flat):
             if k in self.comments:
@@ -394,8 +396,7 @@ def _gpu(device: str) -> int:
 
 def place(device: str) -> int | str:
     """The number of a GPU, -1 for the CPU; other devices have their names."""
-    is_gpu = device.startswith("cuda:")
-    return _gpu(device) if is_gpu else -1 if device == "cpu" else device
+    return _gpu(device) if device.startswith("cuda:") else -1 if device == "cpu" else device
 
 
 def _place(device: str) -> str:

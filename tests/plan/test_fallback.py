@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lenz.errors import UserError
 from lenz.ir.plan import Plan
@@ -36,3 +38,21 @@ def test_a_broken_assumption_without_a_fallback_is_named(size: int) -> None:
     assert not seen
     other([torch.ones(size)])
     assert len(seen[0]) == 1 and seen[0][0].numel() == size
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_fallback_frees_arguments_after_their_last_use(native: bool) -> None:
+    plan = read(TEXT)
+    assert isinstance(plan, Plan)
+    alive: list[Tensor | None] = []
+
+    def otherwise(args: list[Tensor]) -> tuple[Tensor, ...]:
+        args.clear()
+        alive.append(known())
+        return ()
+
+    run = load(plan, {}, otherwise=otherwise, fast=native)
+    given = [torch.ones(48)]
+    known = weakref.ref(given[0])
+    run(given)
+    assert alive == [None]
