@@ -260,13 +260,14 @@ class Graph:
     """One traced graph: inputs (tensors and sizes, in call order), nodes in order, outputs.
 
     An object passed to calls, such as a device mesh, is a variable like a size. `free` names
-    outputs that may have other strides than stated.
+    outputs that may have other strides than stated, `unaligned` inputs that may start anywhere.
     """
 
     LINES: ClassVar = (
         "ranges ({env.ranges:size*})", "?hint ({env.hints:number*})", "?most ({env.most:number*})",
-        "object {objects:name}+", "in {inputs:given}+", "const {constants:buffer}+",
-        "{nodes:node}+", "?free ({free:use*})", "{mutations:mutation}+", "return ({outputs:atom*})",
+        "object {objects:name}+", "in {inputs:given}+", "?unaligned ({unaligned:use*})",
+        "const {constants:buffer}+", "{nodes:node}+", "?free ({free:use*})",
+        "{mutations:mutation}+", "return ({outputs:atom*})",
     )  # fmt: skip
     name: str
     inputs: tuple[Buffer | Sym, ...]
@@ -277,6 +278,7 @@ class Graph:
     env: SymEnv = field(default_factory=SymEnv)
     objects: tuple[str, ...] = ()
     free: tuple[str, ...] = ()
+    unaligned: tuple[str, ...] = ()
 
 
 def _parts_of(a: Atom) -> Iterator[Atom]:

@@ -109,6 +109,8 @@ def _check_graph(g: Graph) -> None:
             d.need(b.type.layout.syms, n, b.name)
             d.define(b.name, b.type, n)
     seen = {b.name for b in g.inputs if isinstance(b, Buffer)}
+    if not seen.issuperset(g.unaligned):
+        broken("unaligned", "only inputs may start anywhere", g.unaligned)
     for m in g.mutations:
         _mutation(m, d, seen)
         seen.remove(m.input)

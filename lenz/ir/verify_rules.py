@@ -40,6 +40,7 @@ RULES: dict[str, str] = {
     "mutates-last": "a buffer that a call writes is not read by a later node",
     "held": "memory that a call holds is neither written nor reused before a call waits for it",
     "mutation": "a mutation writes an input, once, with a value of its shape and type",
+    "unaligned": "what may start anywhere is an input",
     "output-defined": "an output is a defined buffer or size",
     "output-free": "a buffer that may leave with other strides is an output, once",
     "layout-told": "outputs, and arguments of calls, have the strides that were promised",

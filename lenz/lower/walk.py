@@ -70,6 +70,7 @@ class _Walk:
     inputs: list[Buffer | Sym] = field(default_factory=list)
     constants: list[Buffer] = field(default_factory=list)
     objects: list[str] = field(default_factory=list)
+    unaligned: list[str] = field(default_factory=list)
     outputs: tuple[Atom, ...] = ()
     # Variables defined so far, and those that are floats of sizes, not integers.
     sizes: set[Sym] = field(default_factory=set)
@@ -99,6 +100,7 @@ class _Walk:
             tuple(self.constants),
             self.p.env,
             tuple(self.objects),
+            unaligned=tuple(self.unaligned),
         )
 
     def placeholder(self, n: FxNode) -> None:
@@ -109,6 +111,9 @@ class _Walk:
             self.inputs.append(buffer)
             self.b.given.append(buffer.name)
             self.env[n] = Value(buffer)
+            start = val.storage_offset()
+            if isinstance(start, int) and start * val.itemsize % 16:  # of a part of a saved tensor
+                self.unaligned.append(buffer.name)
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             size = self.p.sym(val)
             self.given(size)

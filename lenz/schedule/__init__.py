@@ -70,7 +70,7 @@ def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict
 
 def _unaligned(g: ir.Graph, cx: Context) -> frozenset[str]:
     """Buffers without a known alignment: results of calls that may be views into other memory."""
-    found: set[str] = set()
+    found = set(g.unaligned)
     strange = {b.name for b in g.inputs if isinstance(b, Buffer)}
     if not cx.options.aligned:
         found |= strange

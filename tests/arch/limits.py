@@ -19,17 +19,17 @@ CODE_LINES = {
     "first_calls": 331,
     "frontend": 4_085,
     "ir": 4_118,
-    "lower": 5_596,
+    "lower": 5_595,
     "machine": 5_801,
     "ops": 2_048,
     "opt": 1_572,
     "page": 458,
     "plan": 2_235,
     "runtime": 831,
-    "schedule": 1_695,
+    "schedule": 1_694,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_768
+TOTAL_CODE_LINES = 35_766
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

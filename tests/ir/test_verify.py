@@ -92,6 +92,7 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("mutation", GRAPH, "mutate %x <- %w", "4: mutate"),
     ("mutation", GRAPH, "mutate %x <- %x\nmutate %x <- %x", "5: mutate"),
     ("mutation", GRAPH, "%y = i64[4] : map (i: 4) { 1:i64 }\nmutate %w <- %y", "5: mutate"),
+    ("unaligned", GRAPH, f"unaligned (%y)\n{Y} {{ load(%x, [i, j]) }}", "4: unaligned"),
     ("output-defined", GRAPH, "return (%q)", "4: return"),
     ("output-free", GRAPH, "free (%x)\nreturn (%w)", "4: free"),
     ("output-free", GRAPH, "free (%x)\nreturn (%x, %x)", "4: free"),

@@ -314,3 +314,14 @@ def test_a_plan_with_graphs_is_left_on_every_way_out() -> None:
         slow = any("%slow_result" in line for line in blocks[k - 2 : k])
         left = any("@leave" in line for line in blocks[max(k - 3, entered) : k])
         assert left != slow, blocks[k - 4 : k + 1]
+
+
+def test_saved_parts_that_start_anywhere_leave_other_arguments_aligned() -> None:
+    """The part behind a column of a half type starts behind 2 bytes. Others are read as usual."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        column, rest = (x @ w).split((1, 31), 1)
+        return (column * rest).sin() * x[:, 1:]
+
+    _, backward = map(plan_of, cuda_programs(f, (64, 32), (32, 32), grad=True))
+    assert backward.aligned == ("primals_1", "getitem", "tangents_1")  # not getitem_1, `rest`
