@@ -109,10 +109,15 @@ def every_model(made: Row) -> list[Row]:
     return list(found.values())
 
 
+def _to_peer(rows: Sequence[Row]) -> tuple[Values, Values]:
+    """Times and peaks of memory of models, as parts of the peer's."""
+    time, peak, its = f"lenz/{PEER}", "lenz_peak", f"{PEER}_peak"
+    return told(rows, lambda r: r[time], time), told(rows, lambda r: r[peak] / r[its], peak, its)
+
+
 def _models(made: Row) -> list[Figure]:
-    rows, to_peer = every_model(made), f"lenz/{PEER}"
-    ratios = told(rows, lambda r: r[to_peer], to_peer)
-    peaks = told(rows, lambda r: r["lenz_peak"] / r[f"{PEER}_peak"], "lenz_peak", f"{PEER}_peak")
+    rows = every_model(made)
+    ratios, peaks = _to_peer(rows)
     ms = told(rows, lambda r: r["lenz_ms"], "lenz_ms")
     return [
         judged("models", "each <= 1.0x the peer", ratios, 1.0),
@@ -126,9 +131,8 @@ def _models(made: Row) -> list[Figure]:
 
 def _survey(made: Row) -> list[Figure]:
     """Times and memory of many networks, of which the tables of models hold a few."""
-    rows, to_peer, name = rows_of(made, "survey"), f"lenz/{PEER}", "survey"
-    ratios = told(rows, lambda r: r[to_peer], to_peer)
-    peaks = told(rows, lambda r: r["lenz_peak"] / r[f"{PEER}_peak"], "lenz_peak", f"{PEER}_peak")
+    name = "survey"
+    ratios, peaks = _to_peer(rows_of(made, name))
     return [
         judged(name, "each <= 1.0x the peer", ratios, 1.0),
         mean(f"{name}, geometric mean", ratios),

@@ -234,7 +234,7 @@ def origin(group: Row) -> str:
     commits = dict.fromkeys(str(r.get("commit") or "not noted") for r in group["rows"])
     found = f"Measured on {m['gpu']} ({named}); commit {', '.join(commits)}."
     if workers := group.get("workers"):
-        found += f" By {workers} processes, which time in turns while the others compile."
+        found += f" By up to {workers} processes, which time in turns while the others compile."
     if copies := group.get("copy_gbps"):
         rates = ", ".join(f"{rate:.0f} at {size}" for size, rate in copies.items())
         found += f" Copy bandwidth in GB/s, by the size of each buffer: {rates}."

@@ -112,7 +112,7 @@ class _Walk:
             self.b.given.append(buffer.name)
             self.env[n] = Value(buffer)
             start = val.storage_offset()
-            if isinstance(start, int) and start * val.itemsize % 16:  # of a part of a saved tensor
+            if isinstance(start, int) and start * val.itemsize % 16:  # a part of another tensor
                 self.unaligned.append(buffer.name)
         elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             size = self.p.sym(val)

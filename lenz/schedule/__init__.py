@@ -69,7 +69,7 @@ def _write_back(target: str, value: str, buffers: dict[str, Buffer], roots: dict
 
 
 def _unaligned(g: ir.Graph, cx: Context) -> frozenset[str]:
-    """Buffers without a known alignment: results of calls that may be views into other memory."""
+    """Buffers without a known alignment: inputs and results of calls that are parts of others."""
     found = set(g.unaligned)
     strange = {b.name for b in g.inputs if isinstance(b, Buffer)}
     if not cx.options.aligned:
