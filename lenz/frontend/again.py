@@ -51,8 +51,7 @@ def norm_again(graph: Graph, n: Node, backward: set[Node]) -> None:
     call = inserter(graph, n)
     first = next(u for u in graph.nodes if u in backward and u.op != "placeholder")
     with graph.inserting_before(first), value.fake_mode:
-        centred = call(aten.sub.Tensor, converted(call, x, exact), mean)
-        again = call(aten.mul.Tensor, centred, rstd)
+        again = call(aten.mul.Tensor, call(aten.sub.Tensor, converted(call, x, exact), mean), rstd)
         for op, operand in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
             if operand is not None:
                 again = call(op, again, converted(call, operand, exact))

@@ -126,8 +126,7 @@ def placeholders_of(
         is_static = node.name in static_names
         source = node.meta.get("desc")
         label = source.expr() if source is not None and hasattr(source, "expr") else node.name
-        kind = kind_of(value)
-        found.append(Placeholder(node.name, kind, value, is_static, label, i in donated))
+        found.append(Placeholder(node.name, kind_of(value), value, is_static, label, i in donated))
     return tuple(found)
 
 

@@ -25,8 +25,7 @@ MEAN, MAX = 1, 2  # modes of bags
 def _bags(offsets: Tensor, count: Any) -> Tensor:
     """The bag number of each index: the number of offsets at or before it, less one."""
     # An offset past the last index (an empty bag) goes to a position without an index.
-    marks = offsets.new_zeros(count + 1).scatter(0, offsets, 1, reduce="add")
-    return marks.cumsum(0)[:count] - 1
+    return offsets.new_zeros(count + 1).scatter(0, offsets, 1, reduce="add").cumsum(0)[:count] - 1
 
 
 def _owners(grad: Tensor, offsets: Tensor, bags: Tensor, count: Any) -> Tensor:
@@ -128,8 +127,7 @@ def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) ->
     mask, count = mask.expand_as(grad).flatten(), math.prod(sizes)
     # Elements that the mask excludes go past the end.
     at = torch.where(mask, mask.cumsum(0) - 1, count)
-    made = grad.new_zeros(count + 1).scatter(0, at, grad.flatten())
-    return made[:count].view(sizes)
+    return grad.new_zeros(count + 1).scatter(0, at, grad.flatten())[:count].view(sizes)
 
 
 def nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Tensor:

@@ -205,8 +205,7 @@ def elementwise(
             if all(is_laid(*t, order) for t in given):
                 return dense(shape, order)
         stride = given[0][1]
-        is_row = all(are_same(t, stride) for _, t in given)
-        if is_row and dense_order(shape, stride) is not None:
+        if all(are_same(t, stride) for _, t in given) and dense_order(shape, stride) is not None:
             return tuple(stride)
     found = iteration(shape, given)
     return None if found is None else dense(shape, found)

@@ -153,8 +153,7 @@ class SymbolMap:
             case "ModularIndexing":
                 return self._expr(args[0]) // self._expr(args[1]) % self._expr(args[2])
             case "Min" | "Max" as name:
-                fold = minimum if name == "Min" else maximum
-                return reduce(fold, map(self._expr, args))
+                return reduce(minimum if name == "Min" else maximum, map(self._expr, args))
             case "CeilToInt" | "FloorToInt" if type(args[0]).__name__ == "IntTrueDiv":
                 # Attention on GPUs pads its statistics to 32 * ceil(n / 32), for one.
                 n, d = (self._expr(a) for a in args[0].args)
@@ -246,5 +245,4 @@ def ends(values: Any) -> tuple[int | None, int | None]:
         return None, None
     lo = int(values.lower) if values.lower.is_Integer else None
     # sys.maxsize - 1 is how older ShapeEnvs write "no upper end".
-    hi = int(values.upper) if values.upper.is_Integer and values.upper < 2**62 else None
-    return lo, hi
+    return lo, int(values.upper) if values.upper.is_Integer and values.upper < 2**62 else None

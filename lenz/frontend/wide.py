@@ -104,8 +104,7 @@ def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:
     sizes = set[Any]().union(*(e.free_symbols for e in layouts))
     others = {e: e.free_symbols - sizes for e in exprs if not e.is_Symbol and _is_whole(e)}
     made = {e: symbols for e, symbols in others.items() if symbols}
-    ranges = numbers[0].node.shape_env.var_to_range
-    far = {s: max(-r.lower, r.upper) for s, r in ranges.items()}
+    far = {s: max(-r.lower, r.upper) for s, r in numbers[0].node.shape_env.var_to_range.items()}
     end = next((1 << b for b in BITS if _fit(made, {s: min(far[s], 1 << b) for s in far})), None)
     if end is None:
         raise Unsupported(f"no bound is known for {', '.join(map(str, made))}, made from integers")

@@ -92,8 +92,7 @@ def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
     """g / (x * (1 - x)), 0 (or NaN without eps) outside the domain."""
     low = 0.0 if eps is None else eps
     outside = (x < low) | (x > 1.0 - low)
-    slope = g / (x * (1.0 - x))
-    return ops.where(outside, math.nan if eps is None else 0.0, slope)
+    return ops.where(outside, math.nan if eps is None else 0.0, g / (x * (1.0 - x)))
 
 
 @elementwise("threshold_backward", tensors=2)
@@ -111,8 +110,7 @@ def hardtanh(x: Expr, min_val: Number = -1, max_val: Number = 1) -> Expr:
 @elementwise("hardtanh_backward", tensors=2)
 def hardtanh_backward(g: Expr, x: Expr, min_val: Number, max_val: Number) -> Expr:
     """g strictly inside the bounds."""
-    outside = (x <= min_val) | (x >= max_val)
-    return ops.where(outside, 0, g)
+    return ops.where((x <= min_val) | (x >= max_val), 0, g)
 
 
 @elementwise("hardsigmoid")
@@ -138,8 +136,7 @@ def hardswish_backward(g: Expr, x: Expr) -> Expr:
 @elementwise("hardshrink_backward", "softshrink_backward", tensors=2)
 def shrink_backward(g: Expr, x: Expr, lambd: Number) -> Expr:
     """0 where |x| <= lambd, else g."""
-    inside = (x >= -lambd) & (x <= lambd)
-    return ops.where(inside, 0.0, g)
+    return ops.where((x >= -lambd) & (x <= lambd), 0.0, g)
 
 
 @elementwise("elu")
@@ -248,7 +245,6 @@ def glu_backward(b: GraphBuilder, g: Value, x: Value, dim: int) -> Value:
         e = element(g, first, t)
         s = sigmoid_of(element(x, gate, t))
         slope = element(x, first, t) * s * (1.0 - s)
-        is_first = index(i[d]) < index(half)
-        return ops.where(is_first, e * s, e * slope)
+        return ops.where(index(i[d]) < index(half), e * s, e * slope)
 
     return b.map(fn)

@@ -136,8 +136,7 @@ def power(b: GraphBuilder, x: Operand, y: Operand) -> Value:
         raise Decline("an integer to a power that may be negative, which is an error in eager")
     if t.is_integer and isinstance(y, (bool, int, float)):
         return b.map(lambda i: _repeated(element(x, i, t), int(y)))
-    table = op_named("pow")
-    return b.map(lambda i: ops.apply(table, element(x, i, t), element(y, i, t)))
+    return b.map(lambda i: ops.apply(op_named("pow"), element(x, i, t), element(y, i, t)))
 
 
 def _short_power(y: bool | int | float, t: DType) -> Callable[[Expr], Expr] | None:

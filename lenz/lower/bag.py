@@ -140,8 +140,7 @@ def _unless(padding: int, indices: Value, at: Index, e: Expr) -> Expr:
     """e, or 0 for a padding index; a negative `padding` means there is none."""
     if padding < 0:
         return e
-    row = ops.cast(indices.at(at), I64)
-    return ops.where(ops.eq(row, padding), 0, e)
+    return ops.where(ops.eq(ops.cast(indices.at(at), I64), padding), 0, e)
 
 
 @lowering("embedding_dense_backward")

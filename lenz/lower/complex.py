@@ -189,8 +189,7 @@ class Complexes:
             return Complex(b, b.result, lambda: made)
         if _is_view(target):
             found = viewed(b, entry, args[0], args[1:], kwargs)
-            is_list = str(target._schema.returns[0].type) != "Tensor"
-            return found if is_list else found[0]
+            return found if str(target._schema.returns[0].type) != "Tensor" else found[0]
         if has(target, "truth"):
             args = [truth(b, a) if isinstance(a, Complex) else a for a in args]
             return entry.fn(b, *args, **kwargs)

@@ -22,8 +22,7 @@ from lenz.machines import runs_programs
 def mul(x: Pair, y: Pair) -> Pair:
     """(a + bi) (c + di) = ac - bd + (ad + bc)i, for infinities too."""
     (a, b), (c, d) = x, y
-    re = a * c - b * d
-    return re, a * d + b * c
+    return a * c - b * d, a * d + b * c
 
 
 def div(x: Pair, y: Pair) -> Pair:

@@ -124,8 +124,7 @@ def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
     low = bags_of(b, starts, pairs)
 
     def second(i: Index) -> Expr:
-        before = _pairs_before(low.at(i), n)
-        return index(i[0]) - before + (low.at(i) + 1)
+        return index(i[0]) - _pairs_before(low.at(i), n) + (low.at(i) + 1)
 
     high = b.map(second, b.temp((pairs,), I64))
 

@@ -50,8 +50,7 @@ def _range(b: GraphBuilder, start: Number, step: Number) -> Value:
     def fn(i: Index) -> Expr:
         # Half types accumulate in f32 in eager, all others in f64.
         wide = F32 if t.is_half else F64
-        e = number(start, wide) + number(step, wide) * index(i[0], wide)
-        return ops.cast(e, t)
+        return ops.cast(number(start, wide) + number(step, wide) * index(i[0], wide), t)
 
     return b.map(fn)
 

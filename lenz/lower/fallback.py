@@ -119,8 +119,7 @@ def waited(b: GraphBuilder, a: Atom) -> tuple[str, ...]:
 
 def move(b: GraphBuilder, x: Value, device: str) -> Value:
     """A contiguous copy of `x` on another device: a call of the runtime's `to_device`."""
-    type = TensorType(x.dtype, device, contiguous(x.shape))
-    out = b.define(f"{x.name}_moved", type)
+    out = b.define(f"{x.name}_moved", TensorType(x.dtype, device, contiguous(x.shape)))
     b.nodes.append(
         Extern((out,), "lenz.to_device", (Ref(x.name), Named("device", device)), reason="library")
     )
@@ -156,8 +155,7 @@ def effects(n: FxNode) -> tuple[tuple[FxNode, ...], tuple[tuple[int, FxNode], ..
         info = formal.alias_info
         if info is None:
             continue
-        tensors = actual if isinstance(actual, (list, tuple)) else (actual,)
-        for t in tensors:
+        for t in actual if isinstance(actual, (list, tuple)) else (actual,):
             if not isinstance(t, FxNode):
                 continue
             if info.is_write:

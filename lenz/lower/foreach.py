@@ -70,14 +70,13 @@ def foreach_pow(b: GraphBuilder, bases: Any, exponents: Any) -> tuple[Value, ...
     """Powers of floats, or of one number, as in Adam; squares are products."""
     if any(x.dtype.is_integer for x in (bases if isinstance(bases, list) else exponents)):
         raise Decline("integer powers of lists")
-    table = op_named("pow")
 
     def one(k: int) -> Value:
         t, pair = b.result.dtype, (_pick(bases, k), _pick(exponents, k))
 
         def fn(i: Index) -> Expr:
             e, y = (element(v, i, t) for v in pair)
-            return ops.square(e) if ops.is_value(y, 2.0) else ops.apply(table, e, y)
+            return ops.square(e) if ops.is_value(y, 2.0) else ops.apply(op_named("pow"), e, y)
 
         return b.map(fn)
 

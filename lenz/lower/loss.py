@@ -71,16 +71,14 @@ def smooth_l1(x: Expr, y: Expr, beta: float = 1.0) -> Expr:
     """With z = |x - y|: z^2 / (2 beta) where z < beta, else z - beta / 2."""
     z = abs(x - y)
     scale = const(beta, z.dtype)
-    near = 0.5 * ops.square(z) / scale
-    return ops.where(z < scale, near, z - 0.5 * beta)
+    return ops.where(z < scale, 0.5 * ops.square(z) / scale, z - 0.5 * beta)
 
 
 def smooth_l1_slope(x: Expr, y: Expr, beta: float) -> Expr:
     """-1 up to -beta, 1 from beta on, (x - y) / beta between; with beta 0, -1 at 0 as in eager."""
     z = x - y
     high = const(beta, z.dtype)
-    outer = ops.where(z >= high, 1, z / high)
-    return ops.where(z <= -beta, -1, outer)
+    return ops.where(z <= -beta, -1, ops.where(z >= high, 1, z / high))
 
 
 def huber(x: Expr, y: Expr, delta: float = 1.0) -> Expr:
@@ -88,8 +86,7 @@ def huber(x: Expr, y: Expr, delta: float = 1.0) -> Expr:
     z = abs(x - y)
     limit = const(delta, z.dtype)
     far = limit * (z - 0.5 * delta)
-    near = 0.5 * ops.square(z)
-    return ops.where(z <= limit, near, far)
+    return ops.where(z <= limit, 0.5 * ops.square(z), far)
 
 
 def huber_slope(x: Expr, y: Expr, delta: float) -> Expr:

@@ -101,8 +101,7 @@ def moments(
     mean = b.map(lambda i: first.at(i) + off.at(i), types[0], "mean")
 
     def rest(i: Index) -> Expr:
-        lost = ops.square(off.at(i)) * n
-        return finish(ops.maximum(squares.at(i) - lost, 0))
+        return finish(ops.maximum(squares.at(i) - ops.square(off.at(i)) * n, 0))
 
     return mean, b.map(rest, types[1], name)
 

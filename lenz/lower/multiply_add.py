@@ -80,8 +80,7 @@ def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:
     """start + weight * (end - start) from the nearer end; one product is added exactly."""
     span = end - start
     low = ops.fma(weight, span, start)
-    high = ops.fma(span, weight - 1.0, end)
-    return ops.where(abs(weight) < 0.5, low, high)
+    return ops.where(abs(weight) < 0.5, low, ops.fma(span, weight - 1.0, end))
 
 
 @lowering("lerp")

@@ -184,8 +184,7 @@ def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
     mean = b.map(lambda i: total.at(i) / n, mean_type, "mean")
 
     def rest(i: Index) -> Expr:
-        lost = ops.square(total.at(i)) / n
-        return ops.maximum(total_sq.at(i) - lost, 0.0)
+        return ops.maximum(total_sq.at(i) - ops.square(total.at(i)) / n, 0.0)
 
     return ChannelStatistics(mean, rest, s.over)
 

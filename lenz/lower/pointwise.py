@@ -144,8 +144,7 @@ def direct(op: Op) -> Lowering:
         if dtype not in NATIVE:
             raise Decline(f"dtype {dtype}")
         if dtype is BOOL and op.name in _OF_BOOL:
-            logic = _OF_BOOL[op.name]
-            return b.map(lambda i: logic(*[element(a, i, dtype) for a in args]))
+            return b.map(lambda i: _OF_BOOL[op.name](*[element(a, i, dtype) for a in args]))
         try:
             made = op.dtype((compute_dtype(dtype),) * op.arity, ())
         except TypeError as e:

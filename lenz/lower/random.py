@@ -57,8 +57,7 @@ def unit(source: Drawn, t: DType) -> Expr:
     if not t.is_half:
         return u
     steps = 2.0 ** _BITS[t.name]
-    whole = ops.trunc(u * steps)
-    return whole * (1.0 / steps)
+    return ops.trunc(u * steps) * (1.0 / steps)
 
 
 def check_own(b: GraphBuilder, generator: Any) -> None:
@@ -136,8 +135,7 @@ lowering("normal_functional")(lambda b, x, mean=0.0, *args, **kw: normal(b, mean
 def _exponential(s: Drawn, t: DType) -> Expr:
     u = ops.uniform(*s, t)
     # For u = 0 the result is that of the middle of the step up to the next u.
-    least = const(2.0**-54 if t is F64 else 2.0**-24, t)
-    return ops.maximum(-ops.log1p(-u), least)
+    return ops.maximum(-ops.log1p(-u), const(2.0**-54 if t is F64 else 2.0**-24, t))
 
 
 def _enter_draw(
@@ -155,20 +153,17 @@ def _enter_draw(
 
 def uniform(s: Drawn, t: DType, low: float, high: float) -> Expr:
     """A number in [low, high)."""
-    u = unit(s, t)
-    return u * (high - low) + low
+    return unit(s, t) * (high - low) + low
 
 
 def exponential(s: Drawn, t: DType, lambd: float) -> Expr:
     """-log(u) / lambd for u in (0, 1); never 0, since samplers divide by it."""
-    e = _exponential(s, compute_dtype(t))
-    return e * (1.0 / lambd)
+    return _exponential(s, compute_dtype(t)) * (1.0 / lambd)
 
 
 def cauchy(s: Drawn, t: DType, median: float, sigma: float) -> Expr:
     """median + sigma tan(pi (u - 1/2)) for u in [0, 1)."""
-    turn = ops.uniform(*s, compute_dtype(t)) - 0.5
-    return ops.fma(ops.tan(turn * math.pi), sigma, median)
+    return ops.fma(ops.tan((ops.uniform(*s, compute_dtype(t)) - 0.5) * math.pi), sigma, median)
 
 
 def log_normal(s: Drawn, t: DType, mean: float, std: float) -> Expr:
@@ -203,11 +198,10 @@ def rrelu(
     """x times a factor drawn from [lower, upper) where x is not positive; and all factors."""
     out, drawn = b.kind(0), b.kind(1)
     if not training:
-        slope = (lower + upper) / 2
 
         def leaky(i: Index) -> Expr:
             e = x.compute(i)
-            return ops.where(e > 0, e, e * slope)
+            return ops.where(e > 0, e, e * ((lower + upper) / 2))
 
         return b.map(leaky, out), b.map(noise.at, drawn)
     check_own(b, generator)
@@ -233,8 +227,7 @@ def bernoulli(b: GraphBuilder, p: Operand, generator: Any = None) -> Value:
         chance = element(p, i, wide)
         if isinstance(p, Value):
             chance = parameter(chance, p.device, 1)
-        hit = ops.uniform(*s, wide) < chance
-        return ops.cast(hit, compute_dtype(t))
+        return ops.cast(ops.uniform(*s, wide) < chance, compute_dtype(t))
 
     return _draw(b, generator, fn)
 

@@ -65,8 +65,7 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
 
     def newest(i: Index) -> Expr:
         e, high = x.compute(i), best.compute(i)
-        hit = ops.eq(e, high) | ops.isnan(e)
-        return ops.where(hit, index(i[d], to), 0)
+        return ops.where(ops.eq(e, high) | ops.isnan(e), index(i[d], to), 0)
 
     return best, b.scan("max", d, newest, positions, f"{best.name}_at")
 

@@ -26,9 +26,8 @@ def _bisected(n: int, at: Callable[[Expr], Expr], value: Expr, right: bool) -> E
     for _ in range(n.bit_length()):
         middle = start + ((end - start) >> 1)
         e = at(ops.minimum(middle, n - 1))
-        stays = e > value if right else e >= value
         # A found position stays: then end = start = middle.
-        goes = ~stays & (start < end)
+        goes = ~(e > value if right else e >= value) & (start < end)
         start = ops.where(goes, middle + 1, start)
         end = ops.where(goes, end, ops.minimum(middle, end))
     return start

@@ -111,8 +111,7 @@ def reflection_pad(b: GraphBuilder, x: Value, padding: Sequence[Size]) -> Value:
     """A border that mirrors the inside, without the edge itself."""
 
     def place(v: Sym, n: Sym) -> Sym:
-        from_start = maximum(v, -v)
-        from_end = n - 1 - from_start
+        from_end = n - 1 - maximum(v, -v)
         return n - 1 - maximum(from_end, -from_end)
 
     return _bordered(b, x, padding, place)
@@ -128,11 +127,10 @@ def _bordered(
     b: GraphBuilder, x: Value, padding: Sequence[Size], place: Callable[[Sym, Sym], Sym]
 ) -> Value:
     before = _before(x, padding)
-    padded = len(padding) // 2
 
     def fn(i: Index) -> Index:
         moved = [v - lo for v, lo in zip(i, before, strict=True)]
-        for d in range(x.rank - padded, x.rank):
+        for d in range(x.rank - len(padding) // 2, x.rank):
             moved[d] = place(moved[d], x.shape[d])
         return tuple(moved)
 

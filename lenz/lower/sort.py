@@ -101,8 +101,7 @@ class Keys:
 
     def place(self, key: Expr) -> Expr:
         """The original position of a key's element, as an i64."""
-        mask = (1 << self.position) - 1
-        return ops.cast((key >> self.rest) & mask, I64)
+        return ops.cast((key >> self.rest) & ((1 << self.position) - 1), I64)
 
     def is_nan(self, key: Expr) -> Expr:
         """True for the key of a NaN."""
@@ -299,8 +298,7 @@ def _middle(
     def place(i: Index) -> Expr:
         count, n = nans.at(i), index(size, I64)
         if skip_nan:
-            left = n - count - 1
-            return ops.maximum(left >> 1, 0)
+            return ops.maximum((n - count - 1) >> 1, 0)
         middle = index((size - 1) // 2, I64)
         return ops.where(count > 0, n - count, middle)
 

@@ -145,8 +145,7 @@ def digamma(x: Expr) -> Expr:
     for k in range(1, steps):
         found = found - ops.reciprocal(y + float(k))
     cot, pole = _cotangent(x)
-    mirrored = ops.where(pole, math.nan, found - cot * math.pi)
-    return ops.where(below, mirrored, found)
+    return ops.where(below, ops.where(pole, math.nan, found - cot * math.pi), found)
 
 
 def polygamma(x: Expr, n: int) -> Expr:
@@ -293,8 +292,7 @@ def _bessel(order: int, second: bool) -> Fn:
     def low_j(x: Expr) -> Expr:
         e = series(J1_LOW if order else J0_LOW, ops.square(x), 0.0, 64.0)
         for near, rest in ZEROS[order]:
-            above = x - near - rest
-            e = e * (above * (x + near))
+            e = e * ((x - near - rest) * (x + near))
         return e * x if order else e
 
     def fn(x: Expr) -> Expr:

@@ -155,8 +155,7 @@ def at_least_zero(position: Size, size: Sym) -> Sym:
 def select(b: GraphBuilder, x: Value, dim: int, index: Size) -> Value:
     """One slice, without its dimension."""
     d = wrapped(dim, x.rank)
-    at = at_least_zero(index, x.shape[d])
-    return b.view(x, lambda i: (*i[:d], at, *i[d:]))
+    return b.view(x, lambda i: (*i[:d], at_least_zero(index, x.shape[d]), *i[d:]))
 
 
 @lowering("slice.Tensor", any_dtype=True)
@@ -170,8 +169,7 @@ def slice_(
 ) -> Value:
     """Every step-th element from `start`; the end follows from the result's size."""
     d = wrapped(dim, x.rank)
-    first = slice_start(start, x.shape[d])
-    return b.view(x, lambda i: (*i[:d], first + i[d] * step, *i[d + 1 :]))
+    return b.view(x, lambda i: (*i[:d], slice_start(start, x.shape[d]) + i[d] * step, *i[d + 1 :]))
 
 
 def slice_start(start: Size | None, size: Sym) -> Sym:
@@ -299,11 +297,10 @@ def _refuse_gaps(b: GraphBuilder, x: Value, of: Layout, offset: Size | None) -> 
 def _from_start(
     x: Value, shape: Sequence[Sym], stride: Sizes, offset: Size | None
 ) -> Callable[[Index], Index]:
-    steps = [sym(s) for s in stride]
 
     def fn(i: Index) -> Index:
         flat = sym(0 if offset is None else offset)
-        for v, s, n in zip(i, steps, shape, strict=True):
+        for v, s, n in zip(i, [sym(s) for s in stride], shape, strict=True):
             flat = flat if n is ONE else flat + v * s
         return unflatten(flat, x.shape)
 
@@ -335,8 +332,7 @@ def unbind(b: GraphBuilder, x: Value, dim: int = 0) -> tuple[Value, ...]:
     d = wrapped(dim, x.rank)
 
     def one(k: int, type: TensorType | None) -> Value:
-        at = sym(k)
-        return b.view(x, lambda i: (*i[:d], at, *i[d:]), type)
+        return b.view(x, lambda i: (*i[:d], sym(k), *i[d:]), type)
 
     return tuple(one(k, type) for k, type in enumerate(b.results))
 

@@ -358,8 +358,7 @@ def type_of(val: torch.Tensor, to_sym: Callable[[Any], Sym], devices: frozenset[
         made = " and ".join(sorted(devices))
         raise Unsupported(f"a tensor on {val.device}: kernels are made for {made} only")
     shape = tuple(to_sym(s) for s in val.shape)
-    stride = tuple(to_sym(s) for s in val.stride())
-    return TensorType(dtype, str(val.device), Layout(shape, stride))
+    return TensorType(dtype, str(val.device), Layout(shape, tuple(to_sym(s) for s in val.stride())))
 
 
 def to_atom(a: Any, inner: Callable[[Any], Atom]) -> Atom:

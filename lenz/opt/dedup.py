@@ -32,8 +32,7 @@ def dedup(g: Graph, cx: Context) -> Graph:
         n = rename_reads(n, same) if same else n
         if isinstance(n, LOOPS) and n.out.name not in written:
             parts = [getattr(n, f.name) for f in fields(n) if f.name != "out"]
-            key = (type(n), n.out.type, *parts)
-            other = first.setdefault(key, n.out.name)
+            other = first.setdefault((type(n), n.out.type, *parts), n.out.name)
             if other != n.out.name and n.out.name not in kept:
                 same[n.out.name] = other
                 return ()

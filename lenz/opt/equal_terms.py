@@ -53,6 +53,5 @@ def _fewer(n: Reduction) -> Reduction | None:
     known = n.kind in ("max", "min") or (n.kind == "sum" and (dtype.is_float or dtype.bits >= 32))
     if count == 1 or count >= 2**31 or not known:
         return None
-    times = ref("acc", dtype) * count
-    finish = finished(n.finish, times) if n.kind == "sum" else n.finish
+    finish = finished(n.finish, ref("acc", dtype) * count) if n.kind == "sum" else n.finish
     return replace(n, raxes=tuple(raxes), finish=finish)

@@ -124,8 +124,7 @@ def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env:
         )
         return _pays_on_gpu(n, u, own, launch)
     # Recomputed several times, or for a broadcast: only if it is cheap and reads little.
-    factor = u.elements / own
-    return cost <= CHEAP and loads <= 2 and factor <= 4 * u.loads
+    return cost <= CHEAP and loads <= 2 and u.elements / own <= 4 * u.loads
 
 
 def _pays_on_gpu(n: ir.Pointwise, u: Uses, own: int, launch: bool) -> bool:

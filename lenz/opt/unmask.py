@@ -76,8 +76,7 @@ def _for_load(
     """The test that remains for one load: none, the same, or the end of the padded row."""
     if isinstance(place, Var) and not x.args and not expr.vars_of(x) & {place, *inner}:
         return None
-    n = test.args[1].attrs[0].value
-    end = -(-n // UNIT) * UNIT
+    end = -(-test.args[1].attrs[0].value // UNIT) * UNIT
     own = frozenset(place.free_vars)
     moved = [k for k, s in enumerate(x.attrs[1]) if own.intersection(s.free_vars)]
     if len(moved) != 1 or x.attrs[1][moved[0]] is not place:

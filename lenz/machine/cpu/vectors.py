@@ -112,8 +112,7 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
             inside.append(For(lane, "vector", all_moved(row, at)))
         if k < len(s.loops) and s.loops[k]:
             raxes, statements = trimmed(g.domain.raxes, s.loops[k])
-            loop = (For(lane, "vector", all_moved(statements, at)),)
-            inside.extend(nested(raxes, "seq", loop))
+            inside += nested(raxes, "seq", (For(lane, "vector", all_moved(statements, at)),))
     return nested([*outer, *block], "parallel", tuple(inside))
 
 

@@ -55,9 +55,8 @@ class Launcher(Protocol):
 @cache
 def library() -> Any:
     """The driver's library. Its calls keep the GIL, because they only queue work."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        library = ctypes.PyDLL(name)
+        library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError as e:
         raise Missing(f"the CUDA driver is missing ({e})", hint="install NVIDIA's driver") from e
     if not hasattr(library, "cuLaunchKernelEx"):

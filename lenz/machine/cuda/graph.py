@@ -185,8 +185,7 @@ class _Capture(Runner):
         for k in range(0, len(pieces), PIECES):
             rows = pieces[k : k + PIECES]
             table = (ctypes.c_uint64 * (3 * PIECES))(*[x for p in rows for x in p[1:4]])
-            grid = BLOCKS, len(rows)
-            params = node_params(copier(self.gpu), grid, THREADS, 0, [table])
+            params = node_params(copier(self.gpu), (BLOCKS, len(rows)), THREADS, 0, [table])
             launch(params, self.stream)
             node = KernelNode(self.last(), params, table)
             for row, (name, to, start, _, moves) in enumerate(rows):

@@ -43,13 +43,11 @@ def f32_to_half(b: Instructions, dtype: DType, x: Names) -> Names:
     i16, i32, f32 = (vector(t, b.lanes) for t in ("i16", "i32", "float"))
     if dtype.name == "bf16":
         bits = b.cast("bitcast", f32, i32, x)
-        upper = b.binary("lshr", U32, bits, 16)
-        odd = b.binary("and", U32, upper, 1)
+        odd = b.binary("and", U32, b.binary("lshr", U32, bits, 16), 1)
         up = b.binary("add", U32, b.binary("add", U32, bits, 0x7FFF), odd)
         rounded = b.binary("lshr", U32, up, 16)
         nan = b.compare("fcmp uno", F32, x, x)
-        whole = b.select(nan, U32, b.constant(U32, 0x7FC0), rounded)
-        return b.cast("trunc", i32, i16, whole)
+        return b.cast("trunc", i32, i16, b.select(nan, U32, b.constant(U32, 0x7FC0), rounded))
     if has_half(b):
         f16 = vector("half", b.lanes)
         return b.cast("bitcast", f16, i16, b.cast("fptrunc", f32, f16, x))

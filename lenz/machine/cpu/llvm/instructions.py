@@ -58,8 +58,7 @@ class Instructions:
 
     def constant(self, dtype: DType, value: bool | int | float) -> Names:
         """A constant in every lane."""
-        text = splat(value_type(dtype), constant(dtype, value), self.lanes)
-        return (text,) * self.copies
+        return (splat(value_type(dtype), constant(dtype, value), self.lanes),) * self.copies
 
     def has(self, feature: str) -> bool:
         """True when the target CPU has the feature."""

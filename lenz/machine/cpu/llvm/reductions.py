@@ -61,8 +61,7 @@ class Monoid:
         # second select inserts one from q.
         better = b.compare("fcmp ogt" if kind == "max" else "fcmp olt", dtype, q, p)
         best = b.select(better, dtype, q, p)
-        nan = b.compare("fcmp uno", dtype, q, q)
-        return (b.select(nan, dtype, q, best),)
+        return (b.select(b.compare("fcmp uno", dtype, q, q), dtype, q, best),)
 
     def _combine_arg(self, b: Builder, x: Parts, y: Parts, later: bool) -> Parts:
         (p, i), (q, j) = x, y

@@ -130,8 +130,7 @@ def example_args(k: Kernel, env: SymEnv, place: torch.device) -> list[torch.Tens
     """
     source = torch.Generator(place).manual_seed(0)
     checks = [e.args[1] for e in nodes_of(*exprs_of(k.body)) if e.op.guarded]
-    ranges = [env.hint(n.attrs[0]) for n in checks if n.op is INDEX]
-    below = max(1, min(ranges, default=SMALL))
+    below = max(1, min([env.hint(n.attrs[0]) for n in checks if n.op is INDEX], default=SMALL))
     made = []
     for p in k.params:
         d, n = p.dtype, env.hint(p.size)

@@ -168,8 +168,7 @@ def race(
         grid = c.env.hint(programs(k))
         best = min((t.us for t in tried if t.us is not None), default=float("inf"))
         try:
-            launch = gpu.load(b, len(k.params), len(k.sizes))
-            call = partial(launch, grid, *values)
+            call = partial(gpu.load(b, len(k.params), len(k.sizes)), grid, *values)
             tried.append(Tried(config(k), measure(call, gpu, restore, seconds, best)))
         except RuntimeError as e:
             gpu.sync()  # raises if more than this launch failed
