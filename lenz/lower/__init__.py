@@ -12,6 +12,7 @@ from lenz.lower import norm as norm
 from lenz.lower import norm_backward as norm_backward
 from lenz.lower import pointwise as pointwise
 from lenz.lower import pool as pool
+from lenz.lower import product as product
 from lenz.lower import random as random
 from lenz.lower import reduce as reduce
 from lenz.lower import sample as sample

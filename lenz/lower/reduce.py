@@ -82,24 +82,22 @@ def _rows_times(b: GraphBuilder, x: Value, y: Value, type: TensorType) -> Value:
 
 
 @lowering("addmv")
-def addmv(
-    b: GraphBuilder,
-    x: Value,
-    matrix: Value,
-    y: Value,
-    *,
-    beta: Sym | Scalar = 1,
-    alpha: Sym | Scalar = 1,
-) -> Value:
+def addmv(b: GraphBuilder, x: Value, matrix: Value, y: Value, **scales: Any) -> Value:
     """beta x + alpha matrix y; with beta = 0, NaN in x is ignored."""
-    to = b.result.dtype
-    sums = _rows_times(b, matrix, y, b.temp(b.result.shape, compute_dtype(to)))
+    sums = _rows_times(b, matrix, y, b.temp(b.result.shape, compute_dtype(b.result.dtype)))
+    return scaled_sum(b, x, sums, **scales)
+
+
+def scaled_sum(
+    b: GraphBuilder, x: Value, sums: Value, *, beta: Sym | Scalar = 1, alpha: Sym | Scalar = 1
+) -> Value:
+    """beta x + alpha sums; with beta = 0, NaN in x is ignored."""
 
     def fn(i: Index) -> Expr:
         e = number(alpha, sums.dtype) * sums.at(i)
         if beta == 0:
             return e
-        return number(beta, e.dtype) * converted(x, broadcast(x, i), to) + e
+        return number(beta, e.dtype) * converted(x, broadcast(x, i), b.result.dtype) + e
 
     return b.map(fn)
 
@@ -138,8 +136,7 @@ def _enter_extremum(kind: ReduceKind, place: ReduceKind) -> None:
     @lowering(f"{kind}.dim")
     def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         s = full_rows(x, dim)
-        values = best(b, x, s, keepdim, b.results[0])
-        return values, first(b, x, s, keepdim, b.results[1])
+        return best(b, x, s, keepdim, b.results[0]), first(b, x, s, keepdim, b.results[1])
 
     @lowering(place)
     def where(b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:

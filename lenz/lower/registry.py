@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 from lenz import ops
 from lenz.ir.op import Op, all_ops
 from lenz.records import dataclass
+from lenz.traits import has
 
 Lowering: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Lowering)
@@ -58,8 +59,12 @@ def native_packets() -> frozenset[str]:
 
 
 def native_ops() -> frozenset[str]:
-    """Ops that have a lowering ("aten.add.Tensor", "aten.relu"); the frontend keeps them whole."""
-    return frozenset(n if n.startswith("prims.") else f"aten.{n}" for n in _BY_OVERLOAD)
+    """Ops that have a lowering ("aten.add.Tensor", "aten.relu"); the frontend keeps them whole.
+
+    Without those that are mostly library calls, such as products.
+    """
+    names = (n if n.startswith("prims.") else f"aten.{n}" for n in _BY_OVERLOAD)
+    return frozenset(n for n in names if not has(n, "library"))
 
 
 def is_unextended() -> bool:

@@ -374,8 +374,7 @@ def spherical_j0(x: Expr) -> Expr:
     square, low = ops.square(x), const(0.0, x.dtype)
     for k in (4, 3, 2, 1, 0):
         low = ops.fma(low, square, (-1) ** k / math.factorial(2 * k + 1))
-    far = ops.where(ops.isinf(x), 0.0, ops.sin(x) / x)
-    return ops.where(abs(x) < 0.5, low, far)
+    return ops.where(abs(x) < 0.5, low, ops.where(ops.isinf(x), 0.0, ops.sin(x) / x))
 
 
 _enter(digamma, "digamma", "special_digamma", "special_psi", doubles=True)
