@@ -87,13 +87,18 @@ def test_an_attribute_tells_no_strides(grad: bool) -> None:
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_bias_and_layout_of_weights_are_kernels(grad: bool) -> None:
+def test_bias_its_gradient_and_layout_of_weights_are_kernels(grad: bool) -> None:
     def build(**options: Any) -> nn.Module:
         depthwise = nn.Conv2d(16, 16, 3, groups=16, **options)
         return nn.Sequential(nn.Conv2d(8, 16, 3, **options), nn.ReLU(), depthwise, nn.ReLU(),
                              nn.Conv2d(16, 8, 1, bias=False, **options))  # fmt: skip
 
-    p = captured(build, grad, (2, 8, 9, 9), dtype=torch.bfloat16)[0]
+    p, *others = captured(build, grad, (2, 8, 9, 9), dtype=torch.bfloat16)
+    for b in others:
+        assert [n.args[-1][2] for n in calls(b, "convolution_backward")] == [False] * 3  # type: ignore[index]
+        sums = [n for n in b.nodes if str(n.target) == "aten.sum.dim_IntList"]
+        assert [tuple(n.meta["val"].shape) for n in sums] == [(16,), (16,)]
+        assert all(n.meta["val"].dtype is torch.bfloat16 for n in sums)
     found = calls(p, "convolution")
     assert len(found) == 3 and all(n.args[2] is None for n in found)
     weights = [n.args[1] for n in found]
