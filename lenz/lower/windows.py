@@ -95,9 +95,8 @@ class Windows:
             # The condition: h is before the window's end. By choice of o it is not before its
             # start.
             past = h + self.padding[d] - o * self.stride[d]
-            width = (self.kernel[d] - 1) * self.dilation[d] + 1
-            there = (index(o) < index(self.outs[d])) & (index(past) < width)
-            found.append((o, (index(o) >= 0) & there if back else there))
+            width = Int((self.kernel[d] - 1) * self.dilation[d] + 1)
+            found.append((o, _all_less((ZERO, o + 1), (o, self.outs[d]), (past, width))))
         return found
 
     def holders(self, h: Index) -> list[tuple[Index, Expr]]:
@@ -107,6 +106,12 @@ class Windows:
             (tuple(o for o, _ in chosen), reduce(ops.and_, [there for _, there in chosen]))
             for chosen in itertools.product(*along)
         ]
+
+
+def _all_less(*pairs: tuple[Sym, Sym]) -> Expr:
+    """Whether each number is less than its partner, without what is known."""
+    unknown = [index(a) < index(b) for a, b in pairs if not prove_lt(a, b)]
+    return reduce(ops.and_, unknown, const(True, BOOL))
 
 
 @dataclass(frozen=True, slots=True)

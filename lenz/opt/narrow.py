@@ -1,9 +1,10 @@
-"""Compare positions in 32 bits on GPUs if they fit; 64 bits take two instructions each.
+"""Compare and convert positions in 32 bits on GPUs; 64 bits take two instructions or more.
 
     lt(index(j, i64), index(50257, i64))          ==>  lt(index(j, i32), index(50257, i32))
+    cast(index(j, i64), f32)                      ==>  cast(index(j, i32), f32)
     eq(load(%target, [i]):i64, index(j, i64))     ==>  eq(cast(clamp(target), i32), index(j, i32))
 
-In the second rule, all numbers outside the positions become one number that is not a position. It
+In the last rule, all numbers outside the positions become one number that is not a position. It
 applies if a row has one such number and many positions.
 """
 
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 from lenz import ops
 from lenz.context import Context
-from lenz.ir.dtype import BOOL, I32, I64
+from lenz.ir.dtype import BOOL, F32, I32, I64
 from lenz.ir.expr import Expr, index, interpret, rebuild, vars_of
 from lenz.ir.graph import Graph, map_bodies
 from lenz.ir.op import INDEX
+from lenz.ops.cast import CAST
 from lenz.ops.compare import EQ, NE
 from lenz.opt.each import each_on_gpus
 from lenz.sym import Sym
@@ -29,6 +31,8 @@ def narrow(g: Graph, cx: Context) -> Graph:
 
 def _visit(e: Expr, args: list[Expr]) -> Expr:
     e = rebuild(e, tuple(args))
+    if e.op is CAST and e.dtype is F32 and _is_place(e.args[0]):
+        return rebuild(e, (_short(e.args[0]),))
     if e.dtype is not BOOL or len(e.args) != 2 or any(a.dtype is not I64 for a in e.args):
         return e
     x, y = e.args

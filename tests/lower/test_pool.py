@@ -52,6 +52,15 @@ def test_avg_pool(form: tuple[Any, Any, Any, bool], include_pad: bool) -> None:
             check(lambda dy, x: aten.avg_pool2d_backward(dy, x, *args), dy, x)
 
 
+def test_a_gradient_tests_only_what_sizes_leave_open() -> None:
+    """Of the nine windows around a position, the middle one is always there."""
+    dy = x = torch.randn(1, 2, 7, 6)
+    args = ([3, 3], [1, 1], [1, 1], False, True, None)
+    g = lowered(lambda dy, x: aten.avg_pool2d_backward(dy, x, *args), [dy, x])
+    # One comparison for each border: shared by the three windows beyond it.
+    assert show(g).count("masked") == 8 and show(g).count("lt(") == 4
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_max_pool(form: tuple[Any, Any, Any, bool]) -> None:
     """Values and positions, and the gradient through the positions."""

@@ -9,7 +9,7 @@ import torch
 from lenz.ir.dtype import F32
 from lenz.ir.expr import ref
 from lenz.ir.interp_expr import evaluate_exprs
-from lenz.machine.cuda.reciprocal import _shared
+from lenz.machine.cuda.reciprocal import _shared, _stepped
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 3.4e38, 1.2e-38, 1e-45, 3.0, 0.1)
 
@@ -59,6 +59,20 @@ def test_a_quotient_that_is_rounded_to_a_half_is_one_product() -> None:
     finite = want.isfinite() & (want.abs() >= 2.0**-126)
     error = (got[finite].double() / want[finite].double() - 1).abs()
     assert float(error.max()) < 2.0**-22
+
+
+def test_a_count_is_divided_by_to_the_bit_with_a_rough_reciprocal() -> None:
+    """The unit's reciprocal is within 2 units in the last place."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(400_000, generator=g) * torch.logspace(-20, 20, 400_000, 2)
+    y = torch.randint(1, (1 << 16) + 1, (400_000,), generator=g).float()
+    y[:4000] = torch.arange(1, 4001)
+    for off in (-2, -1, 0, 1, 2):
+        r = ((1 / y).view(torch.int32) + off).view(torch.float32)
+        values = {"x": x, "y": y, "r": r}
+        e = _stepped(ref("x", F32), ref("y", F32), ref("r", F32), False)
+        (found,) = evaluate_exprs((e,), {}, values.__getitem__, lambda e, at: (r, None))
+        assert torch.equal(found, x / y)
 
 
 def test_the_quotient_of_a_zero_keeps_its_sign() -> None:

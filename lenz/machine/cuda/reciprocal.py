@@ -8,6 +8,9 @@ including the residual, is denormal. If x or y is infinite, zero or NaN, the ste
 for -0) and q is the quotient. To keep r normal, x and y are scaled by a power of two if y is beyond
 2^100 or below 2^-100. Six cheap instructions replace a division, which takes about ten on a GPU
 plus one of a slow unit.
+
+A count, such as the size of a window at an edge, may vary: up to 2^16 no quotient is nearer than
+2^-41 to the middle of two f32, and the step is as near as 2^-44 even with the unit's reciprocal.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from lenz import ops
 from lenz.ir.dtype import F32
 from lenz.ir.expr import Expr, const, interpret, nodes_of, rebuild, syms_of
 from lenz.ir.kernel import Let
-from lenz.ir.op import CONST, REF
+from lenz.ir.op import CONST, INDEX, REF
 from lenz.ir.tensor import Axes
 from lenz.ops.arith import DIV
 from lenz.ops.cast import CAST, NARROW
+from lenz.ops.fold import apply
+from lenz.ops.units import RCP_UNIT
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import Var
+from lenz.sym import Sym, Var
 
 _GREAT = 2.0**100
 _SCALE = 2.0**64
@@ -35,9 +40,8 @@ def share_reciprocals(s: Stages, axes: Axes, raxes: Axes, rough: bool) -> None:
 
     With `rough`, a value that is then rounded to a half type may first be off by an ulp of f32.
     """
-    inner = frozenset(a.var for a in raxes or axes)
     for part in s.loops if raxes else s.rows:
-        part[:] = _rewritten(part, inner, rough)
+        part[:] = _rewritten(part, frozenset(a.var for a in raxes or axes), rough)
 
 
 def _rewritten(
@@ -56,6 +60,9 @@ def _rewritten(
         new = rebuild(e, tuple(args))
         if e.op is not DIV or e.dtype is not F32 or e.args[0].op is CONST:
             return new
+        if _is_count(e.args[1]):
+            x, y = new.args
+            return _stepped(x, y, apply(RCP_UNIT, y), e in rough)
         over = interpret(e.args[1], moves, varies)
         if over or not interpret(e.args[0], moves, varies):
             return new
@@ -79,10 +86,21 @@ def _shared(x: Expr, y: Expr, rough: bool) -> Expr:
     small = ops.where(size < 1 / _GREAT, _SCALE, one)
     scale = ops.where(size > _GREAT, 1 / _SCALE, small)
     scaled = y * scale
-    r = 1.0 / scaled
-    x = x * scale
+    return _stepped(x * scale, scaled, 1.0 / scaled, rough)
+
+
+def _stepped(x: Expr, y: Expr, r: Expr, rough: bool) -> Expr:
+    """x / y from the reciprocal of y."""
     q = x * r
     if rough:
         return q
-    better = ops.fma(ops.fma(-q, scaled, x), r, q)
+    better = ops.fma(ops.fma(-q, y, x), r, q)
     return ops.where(ops.abs(better) > 0.0, better, q)
+
+
+def _is_count(y: Expr) -> bool:
+    """True for a size between 1 and 2^16 that varies from element to element."""
+    if y.op is not CAST or y.args[0].op is not INDEX or y.args[0].args:
+        return False
+    n: Sym = y.args[0].attrs[0]
+    return n.lo is not None and n.lo > 0 and n.hi is not None and n.hi <= 1 << 16
