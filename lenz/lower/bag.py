@@ -167,11 +167,10 @@ def embedding_dense_backward(
 
     most, atomic = product(indices.shape).hi, runs_programs(table.device) and ZERO not in grad.shape
     if atomic and (size := (rows * rows * grad.shape[-1]).hi) is not None and size <= SMALL:
-        wide = compute_dtype(table.dtype)
 
         def term(i: Index, r: Index) -> Expr:
             is_own = ops.eq(ops.cast(indices.at(r), I64), index(i[0]))
-            return ops.where(is_own, ops.cast(value((*r, i[1])), wide), 0)
+            return ops.where(is_own, ops.cast(value((*r, i[1])), compute_dtype(table.dtype)), 0)
 
         return b.reduce("sum", table.shape, indices.shape, term)
     if atomic and table.dtype.is_half and most is not None and most < (rows.lo or 0):

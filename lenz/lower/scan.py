@@ -28,11 +28,10 @@ def _scan(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> Value:
     wide = F64 if to is F32 and x.device == "cpu" else compute_dtype(to)
     # Eager starts with 0.0 or e^-inf, so that nothing is -0.0, except for a single GPU row.
     one_row = x.device != "cpu" and all(n is ONE for k, n in enumerate(x.shape) if k != d)
-    from_zero = kind != "prod" and not one_row
 
     def at(i: Index) -> Expr:
         e = ops.cast(converted(x, i, to), wide)
-        return ops.of_one("sum", e) if from_zero else e
+        return ops.of_one("sum", e) if kind != "prod" and not one_row else e
 
     return b.map(at) if x.shape[d] is ONE else b.scan(kind, d, at)
 

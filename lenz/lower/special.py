@@ -363,8 +363,7 @@ def ndtri(p: Expr) -> Expr:
     out = ops.fma(series(NDTRI, u, 1 / 15, 1 / 1.6), u, ops.fma(ops.log(s), -u, s))
     out = ops.where(p < 0.5, -out, out)
     out = ops.where(ops.eq(q, 0.0), ops.copysign(math.inf, p - 0.5), out)
-    centre = p + p - 1.0
-    middle = ops.erfinv(centre) * math.sqrt(2.0)
+    middle = ops.erfinv(p + p - 1.0) * math.sqrt(2.0)
     out = ops.where(q > 0.25, middle, out)
     return ops.where(q >= 0.0, out, math.nan)
 

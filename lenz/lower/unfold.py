@@ -39,8 +39,7 @@ def im2col(b: GraphBuilder, x: Value, *window: Sequence[int]) -> Value:
         return w.read(lambda place: x.at((*at, *place)), o, a, 0.0)
 
     shape = (*lead, *(Int(k) for k in w.kernel), *w.outs)
-    made = b.map(tap, b.temp(shape, x.dtype))
-    return b.view(made, regroup(b.result.shape, shape))
+    return b.view(b.map(tap, b.temp(shape, x.dtype)), regroup(b.result.shape, shape))
 
 
 @lowering("col2im")
