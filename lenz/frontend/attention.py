@@ -55,8 +55,7 @@ def fuse_attention(
         return
     known, kinds = KnownValues(gm, given), dict[int, MaskKind]()
     for n, body in bodies.items():
-        places = body.graph.find_nodes(op="placeholder")
-        operands = dict(zip(places, n.args[1:], strict=True))
+        operands = dict(zip(body.graph.find_nodes(op="placeholder"), n.args[1:], strict=True))
 
         def operand(p: Node, at: Node = n, of: Mapping[Node, Any] = operands) -> Tensor | None:
             return known.value(of[p], at) if isinstance(of[p], Node) else None

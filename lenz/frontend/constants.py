@@ -54,8 +54,9 @@ def fold_known(gm: GraphModule, native: frozenset[str]) -> None:
                 for u in calls:
                     u.replace_input_with(n, stored)
             if loops and is_uniform(value):
+                filled = fill(gm, n, value)
                 for u in loops:
-                    u.replace_input_with(n, fill(gm, n, value))
+                    u.replace_input_with(n, filled)
     prune(gm.graph)
 
 

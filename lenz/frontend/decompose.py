@@ -47,9 +47,10 @@ def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callab
             continue
         laid = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
         table[op] = kept_whole(packet, scaled_as_in_eager(op, laid))
-    aten = torch.ops.aten
-    table |= {**CELLS, aten.convolution.default: convolution}
-    return {**table, aten.convolution_backward.default: convolution_backward}
+    table |= CELLS
+    table[torch.ops.aten.convolution.default] = convolution
+    table[torch.ops.aten.convolution_backward.default] = convolution_backward
+    return table
 
 
 def convolution(x: Tensor, w: Tensor, b: Tensor | None, *rest: Any) -> Any:
@@ -75,6 +76,5 @@ def convolution_backward(dy: Tensor, x: Tensor, *rest: Any) -> Any:
     *given, (of_x, of_w, of_bias) = rest
     if not (of_bias and capabilities_of(x.device.type).products):
         return NotImplemented
-    mask = [of_x, of_w, False]
-    dx, dw, _ = torch.ops.aten.convolution_backward.default(dy, x, *given, mask)
+    dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, *given, [of_x, of_w, False])
     return dx, dw, dy.sum([0, *range(2, dy.dim())])

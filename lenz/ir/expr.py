@@ -175,7 +175,7 @@ def ref(name: str, dtype: DType) -> Expr:
 
 def masked(cond: Expr, value: Expr, other: Expr) -> Expr:
     """`value` where cond is true, else `other`; loads in `value` only happen there."""
-    return expr(_op.MASKED, cond, value, other)
+    return value if cond.op is _op.CONST and cond.attrs[0] else expr(_op.MASKED, cond, value, other)
 
 
 def is_bound_var(v: Var) -> bool:

@@ -116,8 +116,7 @@ def avg_pool_gradient(
 
 def _total(shares: Iterable[tuple[Expr, Expr]]) -> Expr:
     """The sum of the windows' terms for an element; each has the condition that it exists."""
-    pairs = ((exists, e, const(0, e.dtype)) for exists, e in shares)
-    return ops.total([e if ops.is_value(t, 1) else masked(t, e, other) for t, e, other in pairs])
+    return ops.total([masked(exists, e, const(0, e.dtype)) for exists, e in shares])
 
 
 def _adaptive_gradient(b: GraphBuilder, grad: Value, w: Adaptive) -> Value:

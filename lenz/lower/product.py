@@ -1,10 +1,10 @@
-"""Products of matrices with few rows or columns, as loops that fuse with their readers.
+"""Products of matrices with few terms, rows or columns, as loops that fuse with their readers.
 
     y[m, n] = x[m, 0] w[0, n] + x[m, 1] w[1, n] + ...
 
 Libraries are made for large matrices: 1.2 million rows of 4 by 4 x 4 bf16 take 50 to 85 us on an
 H200, whose memory could deliver them in 6. 20,000 rows of 3 by 3 x 64 f32 take 0.25 ms on one core,
-as a loop 0.15, and 200,000 rows 29 ms and 8.
+as a loop 0.15; 200,000 rows take 28 ms and 8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from lenz.sym import ONE, ZERO, Int, Sym, product, prove_lt
 TINY = 4  # the most terms of a sum that is written out
 FEW = 8  # the same for as few columns on a GPU; the most rows and columns of a sum over long rows
 WIDE = 64  # the most columns on a CPU
-FLOATS = F16, BF16, F32, F64
 LEAST = 4096  # the fewest multiplications: a shorter product takes no time worth a kernel
 
 
@@ -59,12 +58,14 @@ def _product(b: GraphBuilder, x: Value, y: Value, type: TensorType) -> Value:
 
 
 def _form(x: Value, y: Value, m: Sym, n: Sym) -> Literal["map", "reduce", ""]:
-    """The loop for the m x n product of x and y."""
+    """The loop for the m x n product of x and y. An unknown size counts as large."""
     rows, columns, terms = (getattr(s, "value", WIDE + 1) for s in (m, n, x.shape[-1]))
     if not runs_programs(y.device):  # CPUs multiply halves by instructions of their own
         is_row = y.buffer.type.layout.stride[-1] is ONE  # else a vector's numbers lie far apart
-        fits = x.dtype in FLOATS[2:] and is_row and terms <= TINY and columns <= WIDE
+        fits = x.dtype in (F32, F64) and is_row and terms <= TINY and columns <= WIDE
         return "map" if fits else ""
-    if x.dtype in FLOATS and (terms <= TINY or max(terms, columns) <= FEW):
+    if x.dtype not in (F16, BF16, F32, F64):
+        return ""
+    if terms <= TINY or max(terms, columns) <= FEW:
         return "map"
-    return "reduce" if x.dtype in FLOATS and max(rows, columns) <= FEW else ""
+    return "reduce" if max(rows, columns) <= FEW else ""

@@ -61,7 +61,7 @@ def native_packets() -> frozenset[str]:
 def native_ops() -> frozenset[str]:
     """Ops that have a lowering ("aten.add.Tensor", "aten.relu"); the frontend keeps them whole.
 
-    Without those that are mostly library calls, such as products.
+    Ops that mostly stay library calls, such as products, are not among them.
     """
     names = (n if n.startswith("prims.") else f"aten.{n}" for n in _BY_OVERLOAD)
     return frozenset(n for n in names if not has(n, "library"))

@@ -109,7 +109,7 @@ class Windows:
 
 
 def _all_less(*pairs: tuple[Sym, Sym]) -> Expr:
-    """Whether each number is less than its partner, without what is known."""
+    """Whether each number is less than its partner; pairs that sizes prove are left out."""
     unknown = [index(a) < index(b) for a, b in pairs if not prove_lt(a, b)]
     return reduce(ops.and_, unknown, const(True, BOOL))
 

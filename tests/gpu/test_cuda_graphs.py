@@ -373,7 +373,7 @@ def test_attention_whose_forward_is_launched(how: str, made: list[replay.Replaye
                 assert w.grad is not None
                 found.append(w.grad.clone())
             close(*found)
-    assert sum(replays(made)) + sum(r.did[replay.REPLAY] for r in made) >= 4
+    assert sum(replays(made)) >= 4
 
 
 def test_two_threads_capture_at_once(made: list[replay.Replayed]) -> None:

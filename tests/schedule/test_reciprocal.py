@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from lenz.ir.dtype import F32
 from lenz.ir.expr import ref
 from lenz.ir.interp_expr import evaluate_exprs
 from lenz.machine.cuda.reciprocal import _shared, _stepped
+from tests.gpu_oracle import assert_function, texts_of
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 3.4e38, 1.2e-38, 1e-45, 3.0, 0.1)
 
@@ -79,3 +81,14 @@ def test_the_quotient_of_a_zero_keeps_its_sign() -> None:
     x = torch.tensor([-0.0, 0.0, -0.0, 0.0])
     y = torch.tensor([1e-12, 3.0, -7.0, -1e30])
     assert torch.equal(torch.signbit(quotient(x, y)), torch.signbit(x / y))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_kernel_divides_by_counts_without_a_division(last: bool) -> None:
+    """The gradient of means over windows that leave out padding."""
+    x = torch.randn(2, 16, 6, 5)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    args = ([3, 3], [1, 1], [1, 1], False, False, None)
+    s = assert_function(lambda x: torch.ops.aten.avg_pool2d_backward(x, x, *args), x)
+    (text,) = texts_of(s)
+    assert text.count("rcp.approx") == 9 and "div_rn" not in text

@@ -36,7 +36,7 @@ _SCALE = 2.0**64
 
 
 def share_reciprocals(s: Stages, axes: Axes, raxes: Axes, rough: bool) -> None:
-    """Rewrite divisions by values that are shared by the elements of a row, or by all elements.
+    """Rewrite divisions by counts, and by values that elements of a row, or all elements, share.
 
     With `rough`, a value that is then rounded to a half type may first be off by an ulp of f32.
     """
@@ -60,10 +60,10 @@ def _rewritten(
         new = rebuild(e, tuple(args))
         if e.op is not DIV or e.dtype is not F32 or e.args[0].op is CONST:
             return new
-        if _is_count(e.args[1]):
+        over = interpret(e.args[1], moves, varies)
+        if over and _is_count(e.args[1]):
             x, y = new.args
             return _stepped(x, y, apply(RCP_UNIT, y), e in rough)
-        over = interpret(e.args[1], moves, varies)
         if over or not interpret(e.args[0], moves, varies):
             return new
         return _shared(new.args[0], new.args[1], e in rough)
@@ -99,7 +99,7 @@ def _stepped(x: Expr, y: Expr, r: Expr, rough: bool) -> Expr:
 
 
 def _is_count(y: Expr) -> bool:
-    """True for a size between 1 and 2^16 that varies from element to element."""
+    """True for a whole number between 1 and 2^16 that is made of sizes and positions."""
     if y.op is not CAST or y.args[0].op is not INDEX or y.args[0].args:
         return False
     n: Sym = y.args[0].attrs[0]
