@@ -243,8 +243,7 @@ def _substitute(n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str]) 
     if not any(name in bodies for name in ir.reads_of(n)):
         return n
     new = ir.map_bodies(n, lambda e: expr.replace_loads(e, replacement))
-    origin = tuple(dict.fromkeys((*origins, *n.out.origin)))
-    return replace(new, out=replace(n.out, origin=origin))
+    return replace(new, out=replace(n.out, origin=tuple(dict.fromkeys((*origins, *n.out.origin)))))
 
 
 def uses_of(g: ir.Graph) -> dict[str, Uses]:

@@ -127,5 +127,4 @@ def _in_parts(
     second, _ = partial_result(total, "part", (c, *top.axes), (k,), "sum", e)
     drop = of(first.out.name, (c, *total.axes)) - of(top.out.name, total.axes)
     again = of(second.out.name, (c, *total.axes)) * ops.exp(drop)
-    wholes = replace(top, raxes=(c,), body=m), replace(total, raxes=(c,), body=again)
-    return first, second, *wholes
+    return first, second, replace(top, raxes=(c,), body=m), replace(total, raxes=(c,), body=again)

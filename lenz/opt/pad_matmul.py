@@ -362,8 +362,7 @@ def _pays(can: Capabilities, sizes: list[int], ragged: frozenset[str], moved: li
     m, k, n = mkn
     least = 2 * batch * (m * k + k * n + m * n) / can.bandwidth
     before = max(2 * batch * m * k * n / can.ragged, least)
-    pairs = zip(mkn, "mkn", strict=True)
-    m, k, n = (-(-s // UNIT) * UNIT if x in ragged else s for s, x in pairs)
+    m, k, n = (-(-s // UNIT) * UNIT if x in ragged else s for s, x in zip(mkn, "mkn", strict=True))
     after = max(2 * batch * m * k * n / can.products, least)
     for shape in moved:
         numel = product(shape)

@@ -92,8 +92,7 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
         calls, short = isinstance(step, Extern), _is_short(step, given, returned, s.graph.env)
         before = [x for x, w in waiting.items() if w.blocks(reads, writes) or (calls and w.changes)]
         level = max([n + 1 for _, n in before], default=0)
-        held = sum(waiting[x].held for x in before)
-        if not short or level == LEVELS or held > NEWEST:
+        if not short or level == LEVELS or sum(waiting[x].held for x in before) > NEWEST:
             level = 0
             for which in before:
                 start(which)

@@ -143,8 +143,7 @@ class Partition:
         nests = (*a.nests, *b.nests)
         written = {n.target for n in nests if n.target != n.name}
         reads = (e.attrs[0] for n in nests for e in loads_of(*n.exprs)) if written else ()
-        found = (r for r in reads if not written.isdisjoint(self.memory.get(r, ())))
-        return next(found, "")
+        return next((r for r in reads if not written.isdisjoint(self.memory.get(r, ()))), "")
 
     def attempt(self, a: int, b: int, cx: Context, quiet: bool = False) -> int | None:
         """Fuse two cells if that is legal and return the joint cell; else record the reason."""

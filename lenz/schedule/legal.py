@@ -207,8 +207,7 @@ def overwrites(g: Group) -> bool:
 
 
 def _buffers(g: Group) -> set[str]:
-    names = {e.attrs[0] for n in g.nests for e in loads_of(*n.exprs)}
-    return names | {n.target for n in g.nests}
+    return {e.attrs[0] for n in g.nests for e in loads_of(*n.exprs)} | {n.target for n in g.nests}
 
 
 def _over(

@@ -368,8 +368,7 @@ def _over(n: Nest, pairs: list[tuple[Axes, Axes]], d: Domain) -> Nest:
             at.update({a.var: b.var for a, b in zip(own, other, strict=True)})
         elif own:
             at.update(digits(own, position(other)))
-    raxes = d.raxes if n.is_reduction or d.raxes else ()
-    return _substituted(n, d.axes, raxes, at)
+    return _substituted(n, d.axes, d.raxes if n.is_reduction or d.raxes else (), at)
 
 
 def divisions(n: Nest, columns: bool) -> int:

@@ -68,8 +68,7 @@ def _escapes(g: ir.Graph, name: str) -> bool:
     if any(m in shared for n in g.nodes if isinstance(n, ir.Extern) for m in n.mutates):
         return True
     returned = {*ir.atom_refs(g.outputs)}
-    values = [m.value for m in g.mutations]
-    return bool(shared & returned) or sum(v in shared for v in values) > 1
+    return bool(shared & returned) or sum(m.value in shared for m in g.mutations) > 1
 
 
 def _sharing(g: ir.Graph, name: str) -> set[str]:

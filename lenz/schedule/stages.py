@@ -55,8 +55,7 @@ class Stages:
     def offsets(self) -> list[Sym]:
         """Flat offsets of each loop's accesses, or of the rows' if there are no loops."""
         found: list[Sym] = []
-        parts = self.loops if any(self.loops) else self.rows
-        for part in parts:
+        for part in self.loops if any(self.loops) else self.rows:
             own = [_moves(e) for x in part for e in expr.loads_of(x.value)]
             own += [x.offset for x in part if isinstance(x, Store)]
             found += dict.fromkeys(own)

@@ -77,8 +77,7 @@ def _rows(g: Group, env: SymEnv) -> int:
     """
     p = g.domain.axes[-1]
     loads = [e for n in g.nests for e in loads_of(*n.exprs)]
-    widths = [e.dtype.bytes for e in loads if p.var in vars_of(e)]
-    row = env.hint(p.extent) * max(widths, default=4)
+    row = env.hint(p.extent) * max([e.dtype.bytes for e in loads if p.var in vars_of(e)], default=4)
     return 4 if row < 512 else 8 if row < 1024 else 16
 
 

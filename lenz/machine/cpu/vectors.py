@@ -103,8 +103,7 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
         raxes, statements = trimmed(g.domain.raxes, s.loops[0])
         inner = nested(raxes, "seq", tuple(statements))
         return nested(outer, "parallel", (For(p, "vector", (*inner, *s.rows[1])),))
-    width = WIDE_PANEL if env.hint(p.extent) >= 4 * WIDE_PANEL else PANEL
-    block, lane, place = cut(p, width)
+    block, lane, place = cut(p, WIDE_PANEL if env.hint(p.extent) >= 4 * WIDE_PANEL else PANEL)
     at: dict[Var, Sym] = {p.var: place}
     inside: list[Stmt] = []
     for k, row in enumerate(s.rows):
@@ -154,8 +153,7 @@ def _in_spans(
         block, lane, place = cut(v, BLOCK)
         loop: tuple[Stmt, ...] = (For(lane, "vector", all_moved(statements, {v.var: place})),)
         return nested([*outer, *block], "parallel", nested(later, "seq", loop))
-    rows = env.hint(product([a.extent for a in outer]))
-    is_long = rows < ROWS and env.hint(v.extent) > BLOCK
+    is_long = env.hint(product([a.extent for a in outer])) < ROWS and env.hint(v.extent) > BLOCK
     for span in spans:
         part, stores = at(v, *span, statements)
         block, lane, place = cut(part, BLOCK) if is_long else ([], part, part.var)

@@ -142,8 +142,7 @@ class Accesses:
             ]
             for block in range(0, scopes.copies, scopes.width)
         ]
-        names = transpose.load_transposed(scopes, pointers, dtype, level)
-        value = Value(names, level, True)
+        value = Value(transpose.load_transposed(scopes, pointers, dtype, level), level, True)
         return self._to_bool(value) if dtype is BOOL else value
 
     def load(self, place: Place, dtype: DType, mask: Value | None, level: int) -> Value:
@@ -157,8 +156,7 @@ class Accesses:
             b = self.scopes.builder(level, True, copies)
             pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
             masks = spread(mask, BOOL, True, copies) if mask else None
-            names = self._load_lanes(b, place.step, dtype, pointers, masks)
-            value = Value(names, level, True)
+            value = Value(self._load_lanes(b, place.step, dtype, pointers, masks), level, True)
         return self._to_bool(value) if dtype is BOOL else value
 
     def _to_bool(self, value: Value) -> Value:

@@ -122,8 +122,7 @@ def _compile(k: KernelText, arch: int) -> Binary:
     if len(function.arg_names) != len(k.signature):
         raise InternalError(f"kernel {k.name}: {len(k.signature)} types", line=k.text)
     types = dict(zip(function.arg_names, k.signature, strict=True))
-    aligned = {(n,): [["tt.divisibility", 16]] for n in k.aligned}
-    source = ASTSource(function, types, {}, aligned)
+    source = ASTSource(function, types, {}, {(n,): [["tt.divisibility", 16]] for n in k.aligned})
     backend = make_backend(GPUTarget("cuda", arch, 32))
     # Settings that Triton would take from the environment are passed explicitly, so that the key is
     # complete. `sanitize_overflow` would check every integer sum if checks are on; ours wrap. Fused

@@ -124,8 +124,7 @@ class Values(Walk[Term]):
         level = max(level, self.floor)
         guard = "" if runs is None else f", mask={runs.text}"
         level = level if runs is None else max(level, runs.level)
-        line = f'tl.device_assert({condition}, "index out of range in self"{guard})'
-        self.text.put(level, line)
+        self.text.put(level, f'tl.device_assert({condition}, "index out of range in self"{guard})')
         return level
 
     def place(self, e: Expr, mask: Mask) -> Term:
@@ -145,8 +144,7 @@ class Values(Walk[Term]):
         s, dtype = e.attrs[0], e.dtype
         if isinstance(s, Int):
             return Term(constant(dtype, s.value))
-        bound = self.bound((s,), e.args, mask)
-        term = self.indices.term(s, bound)
+        term = self.indices.term(s, self.bound((s,), e.args, mask))
         text = cast_text(dtype, self.indices.dtype, term.text)
         return self.text.let(text, term.dims, term.level)
 

@@ -46,8 +46,7 @@ def _panels(columns: int, length: int) -> tuple[Shape, ...]:
 def _rows(n: int) -> tuple[Shape, ...]:
     """Rows of up to n elements, a power of two: several per program, one, or part of one."""
     if n <= 1024:
-        areas = (1024, 2048, 4096, 8192)
-        return tuple(Shape(rows=a, thread=t) for a in areas for t in (8, 16, 32))
+        return tuple(Shape(rows=a, thread=t) for a in (1024, 2048, 4096, 8192) for t in (8, 16, 32))
     pairs = [(c, s) for c in (4096, 8192, 16384) for s in (1, 2, 3)]
     looped = [Shape(row=n // 2, chunk=c, idle=2, stages=s) for c, s in pairs]
     if n > CAN.held:
