@@ -57,10 +57,9 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
             return n
         whole, n = n, n if runs_programs(n.out.type.device) else _long_rows(n, layouts)
         chunks = chunk_count(n, layouts, g.env)
-        if chunks > 1 and (_count(n.raxes), _count(n.axes)) in rows:
-            chunks = _beside_rows(n, chunks)
         if chunks > 1 and cx.allow("split_reduce", n.out.name):
-            return _split(whole, n, chunks, g.env)
+            beside = _beside_rows(n) if (_count(n.raxes), _count(n.axes)) in rows else None
+            return _split(whole, n, beside or _cut(n, chunks, g.env))
         return whole
 
     made = each(g, parts)
@@ -72,19 +71,27 @@ def _count(axes: Axes) -> Sym:
     return product(a.extent for a in axes)
 
 
-def _beside_rows(n: Reduction, chunks: int) -> int:
+def _beside_rows(n: Reduction) -> _Cut | None:
     """Parts of a sum over the columns of a matrix whose rows are reduced too.
 
     One kernel can do both, row by row (`schedule/nest.py`, crossing). A part is then a program:
-    there must be enough of them, but fewer parts write less.
+    there must be enough of them, but fewer parts write less. The gradient of a layer norm of 12608
+    x 768 takes 34 us with 788 parts, 38 with 394, and 40 with 1576.
     """
-    count, width, last = _count(n.raxes), _count(n.axes), n.raxes[-1].extent
-    if not isinstance(count, Int) or not isinstance(last, Int):
-        return chunks
+    count, width, (*outer, last) = _count(n.raxes), _count(n.axes), n.raxes
     can = capabilities_of(n.out.type.device)
-    rows = [m for m in range(4, can.least_rows + 1) if last.value % m == 0]
-    fit = [m for m in rows if count.value // m >= can.enough]
-    return count.value // fit[-1] if fit and (width.hi or can.chunk + 1) <= can.chunk else chunks
+    if not isinstance(count, Int) or (width.hi or can.chunk + 1) > can.chunk:
+        return None
+    # 64 images of 197 rows are cut as 12608 rows.
+    for axes, split, length in ((outer, (last,), last.extent), ((), n.raxes, count)):
+        rows = [m for m in range(4, can.least_rows + 1) if length // m * m is length]
+        fit = [m for m in rows if count.value // m >= can.enough]
+        if fit:
+            m = max((m for m in fit if 2 * count.value >= can.programs * m), default=fit[0])
+            c, r = axis("c", length // m), axis("rc", Int(m))
+            position = c.var * m + r.var
+            return _Cut((*axes, c), (r,), digits(split, position), position, length)
+    return None
 
 
 def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
@@ -178,10 +185,8 @@ def _long_rows(n: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
     return replace(n, axes=(*n.axes[:d], q, *n.axes[d:]), raxes=(*n.raxes[:-1], few), body=body)
 
 
-def _split(whole: Reduction, n: Reduction, chunks: int, env: SymEnv) -> tuple[Reduction, ...]:
+def _split(whole: Reduction, n: Reduction, x: _Cut) -> tuple[Reduction, ...]:
     """Reductions of the parts of `n`, and of their results to those of `whole`."""
-    can = capabilities_of(n.out.type.device)
-    x = _cut_axes(n.raxes, chunks, env, can) if can.units else _cut(n.raxes, chunks)
     if all(a.extent is ONE for a in x.parts):
         return (whole,)
     body = reindex(n.body, x.at)
@@ -234,11 +239,12 @@ def in_f64(n: Reduction) -> Reduction:
     return replace(n, body=ops.cast(n.body, F64), finish=finished(n.finish, narrow))
 
 
-def _cut(raxes: Axes, chunks: int) -> _Cut:
+def _cut(n: Reduction, chunks: int, env: SymEnv) -> _Cut:
     """Split the outermost axis if it is long enough; else number all elements in one row."""
-    outer = raxes[0]
-    whole = isinstance(outer.extent, Int) and outer.extent.value >= chunks
-    whole = whole or len(raxes) == 1
+    outer, raxes, can = n.raxes[0], n.raxes, capabilities_of(n.out.type.device)
+    if can.units:
+        return _cut_axes(raxes, chunks, env, can)
+    whole = len(raxes) == 1 or (isinstance(outer.extent, Int) and outer.extent.value >= chunks)
     length = outer.extent if whole else product(a.extent for a in raxes)
     chunk = ceildiv(length, Int(chunks))
     c, r = axis("c", Int(chunks)), axis("rc", chunk)

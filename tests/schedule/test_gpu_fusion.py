@@ -208,6 +208,16 @@ def test_few_rows_do_not_keep_the_card_idle() -> None:
     assert len(kernels_of(schedule_of(columns, (65536, 128)))) > 1
 
 
+def test_few_rows_do_not_compute_long_formulas() -> None:
+    def pooled(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+        return y, y.flatten(1).mean(1)
+
+    kinds = [k.kind for k in kernels_of(schedule_of(pooled, (32, 512, 7, 7)))]
+    assert kinds == ["pointwise", "reduction"]
+    assert_kernels(schedule_of(pooled, (4096, 8, 7, 7)), 1)
+
+
 def log_softmax(x: Tensor) -> Tensor:
     return x.log_softmax(-1)
 
@@ -239,16 +249,17 @@ def layer_norm_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]
     n = [x.shape[-1]]
     _, mean, rstd = aten.native_layer_norm(x, n, w, w, 1e-5)
     dx, dw, db = aten.native_layer_norm_backward(dy, x, n, mean, rstd, w, w, [True] * 3)
-    return dx, dw, db, dx.sum(0)
+    return dx, dw, db, dx.flatten(0, -2).sum(0)
 
 
 @pytest.mark.slow
-def test_sums_over_columns_run_beside_the_rows() -> None:
-    x = torch.randn(1024, 1000)
-    s = assert_triton(lowered(layer_norm_gradients, [x, x * 2 + 1, x[0]]))
+@pytest.mark.parametrize(("shape", "count"), [((1024, 1000), 256), ((16, 67, 40), 268)])
+def test_sums_over_columns_run_beside_the_rows(shape: Shape, count: int) -> None:
+    x = torch.randn(shape)
+    s = assert_triton(lowered(layer_norm_gradients, [x, x * 2 + 1, torch.randn(shape[-1])]))
     assert_kernels(s, 2)  # the second adds the parts
     rows = kernels_of(s)[0]
-    assert rows.kind == "reduction" and programs(rows) is Int(256)
+    assert rows.kind == "reduction" and programs(rows) is Int(count)
 
 
 def test_sums_over_columns_of_rows_too_long_run_by_themselves() -> None:

@@ -46,6 +46,32 @@ def test_many_columns_of_halves_have_short_tiles(dtype: torch.dtype, rows: int, 
     assert f"r0 = tl.arange(0, {rows})" in text and found == warps
 
 
+def test_several_sums_have_shorter_tiles() -> None:
+    def sums(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.sum(1), y.sum(1), (x * y).sum(1)
+
+    x = torch.empty(1024, 512, 256)
+    ((one, _),) = texts(lambda x: x.sum(1), x)
+    ((text, warps),) = texts(sums, x, x)
+    assert "r0 = tl.arange(0, 32)" in one
+    assert "r0 = tl.arange(0, 8)" in text and warps == 4
+
+
+def test_parts_of_few_columns_are_added_in_one_turn() -> None:
+    ((text, _),) = texts(lambda x: x.sum(0), torch.empty(300, 768))
+    assert "tl.arange(0, 512)" in text and "for " not in text
+
+
+@pytest.mark.parametrize(("heads", "axes"), [(4, 4), (32, 3)])
+def test_short_axes_share_a_tile(heads: int, axes: int) -> None:
+    def stacked(q: Tensor, k: Tensor) -> Tensor:
+        return torch.stack([q.transpose(1, 2), k.permute(0, 3, 1, 2)], 2)
+
+    q, k = torch.empty(512, heads, 16, 6), torch.empty(512, heads, 6, 16)
+    ((text, _),) = texts(stacked, q, k)
+    assert text.count("tl.arange(") == axes
+
+
 def test_few_programs_have_8_warps() -> None:
     ((_, warps),) = texts(lambda x: x.sum(1), torch.empty(64, 1024, 512, dtype=BF16))
     assert warps == 8

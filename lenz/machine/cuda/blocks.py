@@ -35,8 +35,8 @@ from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, product, substitute
 from lenz.sym.divide import power_of_two
 
-# Lanes of one program run over at most this many axes. Triton's tensors may have more, but with
-# worse layouts.
+# Lanes of one program run over at most this many axes, unless two per thread of a warp are left.
+# Triton's tensors may have more, but with worse layouts.
 MOST_AXES = 3
 # Rows of a tile of columns if many programs read halves.
 SHORT = 8
@@ -102,17 +102,21 @@ def _scans(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
 def _rows_and_columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     """Programs that walk over many rows and also sum their columns.
 
-    If programs are few, each has several rows in flight: 16384 x 2048 in 256 programs takes 72 us
-    with two rows and 92 with one; 65536 x 768 in 1024 programs 131 us with two and 102 with one.
+    Many programs have one warp and one row at a time, few more warps: the gradient of a layer norm
+    of 12544 x 384 in 788 programs takes 17 us with one and 20 with two; of 8192 x 512 in 512
+    programs 17 and 13; of 4112 x 1024 in 514 programs 15, with four 12.5.
     """
     if not (part := _part(g)):
         return None
     widths = {a: power_of_two(_length(a, env)) for a in g.domain.raxes}
     grid, area = [a.extent for a in g.domain.axes if a not in part], _area(widths)
-    is_few = env.hint(product(grid)) < FEW
-    room, each = (2 * shape.rows if is_few else 1024), 32
-    if shape.thread or area > (2048 if is_few else 1024):
-        room, each = shape.rows, 16
+    room, each = shape.rows, 16
+    if not shape.thread and area <= 2048 and env.hint(product(grid)) < FEW:
+        each = min(32, 16384 // area)
+    elif not shape.thread and area <= 1024:
+        room, each = 1024, 32
+    if len(loads_of(*(n.body for n in g.nests))) > 12:  # 32 elements per thread would be spilled
+        each = min(each, 16)
     return Tile("reduction", widths | _widths(part, room // area, env), each)
 
 
@@ -122,8 +126,7 @@ def _transposed(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
         return None
     # 512 x 512 f32 take 1.66 us in tiles of 32 x 32, 1.92 in tiles of 64 x 64.
     edge = 32 if shape.is_usual and env.hint(g.domain.rows) <= 1 << 20 else shape.edge
-    widths = {a: min(edge, power_of_two(env.hint(a.extent))) for a in across}
-    return Tile("transpose", widths, 16)
+    return Tile("transpose", {a: min(edge, power_of_two(env.hint(a.extent))) for a in across}, 16)
 
 
 def _flat(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
@@ -184,7 +187,7 @@ def _columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
         # few programs 1.2 times (the gradient of a batch norm with channels last).
         widths = _widths(d.axes[-1:], shape.panel, env) | _widths(d.raxes, SHORT, env)
         return Tile("outer_reduction", widths, ONE_WARP)
-    return Tile("outer_reduction", _column_widths(g, s, env, shape), 16)
+    return Tile("outer_reduction", *_column_tile(g, s, env, shape))
 
 
 def _rows(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile:
@@ -282,7 +285,7 @@ def _widths(axes: Axes, budget: int, env: SymEnv, idle: int = 8) -> dict[Axis, i
     """Lanes per axis, from the innermost outwards, until a tile has `budget` elements."""
     widths: dict[Axis, int] = {}
     for a in reversed(axes):
-        if budget <= 1 or len(widths) == MOST_AXES:
+        if budget <= 1 or (len(widths) >= MOST_AXES and _area(widths) > ONE_WARP * 2):
             break
         n = _length(a, env)
         width = min(power_of_two(n), budget)
@@ -344,8 +347,10 @@ def _row_room(
     return shape.rows, each
 
 
-def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
+def _column_tile(g: Group, s: Stages, env: SymEnv, shape: Shape) -> tuple[dict[Axis, int], int]:
     """Lanes of panels of columns: short tiles in loops, or all rows if they are read to be stored.
+
+    Also returns the elements per thread.
 
     Few columns are cut into narrow panels, because only more programs can read them faster. Rows
     that several loops reduce and none stores come from the cache the second time: the statistics of
@@ -366,15 +371,26 @@ def _column_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis,
     # Half of a row's limit, because such loops share several values, or f64.
     room = shape.row // 2 // _area(whole)
     if again and room >= (2 if few else _area(widths)):
-        return _widths(axes[-1:], min(panel, room), env) | whole
+        return _widths(axes[-1:], min(panel, room), env) | whole, 16
     rows = budget // _area(widths)
+    sums = sum(isinstance(x, kernel.Reduce) for loop in s.loops for x in loop)
+    if few and shape.is_usual:
+        # Latency decides, so lanes may be idle: one loop turn instead of seven adds up 788 parts of
+        # 768 columns. In a loop each sum has its own registers.
+        if raxes and _length(raxes[-1], env) > rows:
+            rows //= max(1, power_of_two(sums) // 2)
+        return widths | _widths(raxes, rows, env, idle=1), 16
     # A tile that ends with the rows needs no mask: 784 rows take 0.75 of the time in tiles of 16 as
     # in tiles of 32.
     if not few and raxes[-1:] and _length(raxes[-1], env) % rows and not _odd(raxes[-1], env, 16):
         rows = 16
     if shape.is_usual and raxes and not _odd(raxes[-1], env) and _many_halves(g, widths, env):
         rows = SHORT
-    return widths | _widths(raxes, rows, env)
+    if shape.is_usual and sums > 2:
+        # Each sum has its own registers. Statistics and gradients of batch norms take 0.4 to 0.9 of
+        # the time so; the gradients of two, of 100352 x 48, take 69 us instead of 145.
+        return widths | _widths(raxes, max(1, rows // 4), env), 4
+    return widths | _widths(raxes, rows, env), 16
 
 
 def _reads_again(s: Stages) -> bool:
