@@ -76,7 +76,7 @@ def _beside_rows(n: Reduction) -> _Cut | None:
 
     One kernel can do both, row by row (`schedule/nest.py`, crossing). A part is then a program:
     there must be enough of them, but fewer parts write less. The gradient of a layer norm of 12608
-    x 768 takes 34 us with 788 parts, 38 with 394, and 40 with 1576.
+    x 768, a residual and one more sum take 60 us with 788 parts, 70 with 394, and 75 with 1576.
     """
     count, width, (*outer, last) = _count(n.raxes), _count(n.axes), n.raxes
     can = capabilities_of(n.out.type.device)
@@ -240,7 +240,7 @@ def in_f64(n: Reduction) -> Reduction:
 
 
 def _cut(n: Reduction, chunks: int, env: SymEnv) -> _Cut:
-    """Split the outermost axis if it is long enough; else number all elements in one row."""
+    """Parts of the axes on GPUs; on CPUs of the outermost if it is long, else of all as one row."""
     outer, raxes, can = n.raxes[0], n.raxes, capabilities_of(n.out.type.device)
     if can.units:
         return _cut_axes(raxes, chunks, env, can)
