@@ -10,7 +10,7 @@ columns, it may be loaded up to there, 16 bytes at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import reduce
 
 from lenz import ops
@@ -35,18 +35,18 @@ def unmask(g: Graph, cx: Context) -> Graph:
 
 
 def _unmasked(n: Loop, shapes: Mapping[str, tuple[Sym, ...]]) -> Loop:
-    rows = [n.axes, n.raxes] if isinstance(n, Reduction) else [n.axes]
-    inner = frozenset(axes[-1].var for axes in rows if axes)
+    # Rows of a reduction lie along its last axis, even where its result keeps no axis for them.
+    row = n.raxes if isinstance(n, Reduction) else n.axes
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         e = expr.rebuild(e, tuple(args))
-        return _lowered(e, inner, shapes) if e.op is MASKED else e
+        return _lowered(e, {a.var for a in row[-1:]}, shapes) if e.op is MASKED else e
 
     memo: dict[Expr, Expr] = {}
     return map_bodies(n, lambda body: expr.interpret(body, visit, memo))
 
 
-def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]) -> Expr:
+def _lowered(e: Expr, inner: Set[Var], shapes: Mapping[str, tuple[Sym, ...]]) -> Expr:
     """A masked value with its position tests moved to its loads, if one of them gains by it."""
     cond, value, other = e.args
     tests = tests_of(cond)
@@ -71,7 +71,7 @@ def _lowered(e: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...
 
 
 def _for_load(
-    test: Expr, place: Sym, x: Expr, inner: frozenset[Var], shapes: Mapping[str, tuple[Sym, ...]]
+    test: Expr, place: Sym, x: Expr, inner: Set[Var], shapes: Mapping[str, tuple[Sym, ...]]
 ) -> Expr | None:
     """The test that remains for one load: none, the same, or the end of the padded row."""
     if isinstance(place, Var) and not x.args and not expr.vars_of(x) & {place, *inner}:
