@@ -78,20 +78,23 @@ def _beside_rows(n: Reduction) -> _Cut | None:
     there must be enough of them, but fewer parts write less. The gradient of a layer norm of 12608
     x 768, a residual and one more sum take 60 us with 788 parts, 70 with 394, and 75 with 1576.
     """
-    count, width, (*outer, last) = _count(n.raxes), _count(n.axes), n.raxes
+    count, width, (*outer, last) = _count(n.raxes), _count(n.axes).hi, n.raxes
     can = capabilities_of(n.out.type.device)
-    if not isinstance(count, Int) or (width.hi or can.chunk + 1) > can.chunk:
+    if not isinstance(count, Int) or not width or width > can.chunk:
         return None
-    # 64 images of 197 rows are cut as 12608 rows.
+    most_rows = min(max(can.least_rows, can.least_row // width), count.value // can.enough)
+    # 64 images of 197 rows are cut as 12608 rows, and 6272 of 16 as 100352.
+    best, most = None, 0
     for axes, split, length in ((outer, (last,), last.extent), ((), n.raxes, count)):
-        rows = [m for m in range(4, can.least_rows + 1) if length // m * m is length]
-        fit = [m for m in rows if count.value // m >= can.enough]
-        if fit:
-            m = max((m for m in fit if 2 * count.value >= can.programs * m), default=fit[0])
+        fit = [m for m in range(4, most_rows + 1) if length // m * m is length]
+        m = max(
+            (m for m in fit if 2 * count.value >= can.programs * m), default=min(fit, default=0)
+        )
+        if m > 2 * most:
             c, r = axis("c", length // m), axis("rc", Int(m))
             position = c.var * m + r.var
-            return _Cut((*axes, c), (r,), digits(split, position), position, length)
-    return None
+            best, most = _Cut((*axes, c), (r,), digits(split, position), position, length), m
+    return best
 
 
 def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
@@ -118,9 +121,8 @@ def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
     shortest = can.least_rows if outer else can.least_row
     # One program holds it all, so loops that read the results may share its kernel.
     is_held = length <= (can.held // 2 // min(results, can.panel) if outer else can.held)
-    # Such columns finish in programs of 8 columns each before a second kernel could start.
-    is_short = outer and results * length <= can.launch
-    if is_held or is_short or programs >= can.enough:
+    # Short columns finish in programs of 8 columns each before a second kernel could start.
+    if is_held or programs >= can.enough or (outer and results * length <= can.launch):
         return 1
     return max(1, min(can.programs // programs, length // shortest))
 
