@@ -70,8 +70,7 @@ def only_checks(n: ir.Loop) -> ir.Loop:
     if not isinstance(n, ir.Pointwise) or any(e.op is MASKED for e in nodes_of(n.body)):
         return n
     body = keep_checks(const(False, BOOL), (n.body,))
-    moving = vars_of(body)
-    axes = tuple(a for a in n.axes if a.var in moving)
+    axes = tuple(a for a in n.axes if a.var in vars_of(body))
     kind = TensorType(BOOL, n.out.type.device, contiguous([a.extent for a in axes]))
     return ir.Pointwise(replace(n.out, type=kind), axes, body)
 

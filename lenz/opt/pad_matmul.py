@@ -32,6 +32,11 @@ from lenz.target import Capabilities
 from lenz.traits import has, trait
 
 UNIT = 8  # 2-byte numbers that the library moves at once
+# A matrix that is moved one number at a time takes as long as so many. On an H200, 192 products of
+# 197 x 64 by 64 x 197 bf16 take 26 to 29 us and padded 10, 64 of 1025 x 64 by 64 x 1025 211 to 254
+# and 68, 12608 x 197 by 197 x 768 46 to 55 and 13.
+SINGLY = 6
+LEAST = 32  # 25088 of 16 x 6 by 6 x 16 take 21 us, and padded 80; the library's tiles are larger
 Shape = tuple[Sym, ...]
 
 
@@ -97,7 +102,7 @@ class _Padder:
         out, sizes = n.outs[0], _sizes(n, self.types)
         if sizes is None or not isinstance(out, Buffer):
             return
-        args, ragged = _arguments(n, self.types)
+        args, along, ragged = _arguments(n, self.types)
         stretched, copies = dict(self.stretched), dict(self.copies)
         for k, wanted in args.items():
             found = self.stretch(_name(n, k), wanted, stretched)
@@ -109,7 +114,7 @@ class _Padder:
         is_copied = layout.shape != out.shape and not self.relays(out.name, layout)
         moved = [c.wanted for c in copies if c not in self.copies] + [out.shape] * is_copied
         can = capabilities_of(out.type.device)
-        if not _pays(can, sizes, ragged, moved) or not cx.allow("pad_matmul", out.name):
+        if not _pays(can, sizes, along, ragged, moved) or not cx.allow("pad_matmul", out.name):
             return
         self.products[out.name] = _Product(args, layout, is_copied)
         self.stretched, self.copies = stretched, copies
@@ -339,36 +344,37 @@ def _sizes(n: ir.Extern, types: Mapping[str, TensorType]) -> list[int] | None:
 
 def _arguments(
     n: ir.Extern, types: Mapping[str, TensorType]
-) -> tuple[dict[int, Shape], frozenset[str]]:
-    """The arguments that need other shapes, and which of m, k and n are ragged and contiguous."""
+) -> tuple[dict[int, Shape], str, frozenset[str]]:
+    """The arguments that need other shapes, and the dimensions of the product by their letters.
+
+    First those along which the matrices m x k, k x n and m x n are contiguous, then which of these
+    are ragged.
+    """
     first = int(trait(n.op, "product") or 0)
     a, b = (types[_name(n, k)].layout for k in (first, first + 1))
-    ragged = {"n"} if _up(b.shape[-1]) is not b.shape[-1] else set()
-    if _up(a.shape[-2]) is not a.shape[-2] and a.stride[-2] is ONE:
-        ragged.add("m")
-    if _up(a.shape[-1]) is not a.shape[-1] and ONE in (a.stride[-1], b.stride[-2]):
-        ragged.add("k")
+    along = ("m" if a.stride[-2] is ONE else "k") + ("k" if b.stride[-2] is ONE else "n") + "n"
+    sizes = {"m": a.shape[-2], "k": a.shape[-1], "n": b.shape[-1]}
+    ragged = frozenset(x for x in along if _up(sizes[x]) is not sizes[x])
     found: dict[int, Shape] = {}
     for k, letters in enumerate(("mn", "mk", "kn")[1 - first :]):
         shape = types[_name(n, k)].shape
-        if (grown := _grown(shape, letters, frozenset(ragged))) != shape:
+        if (grown := _grown(shape, letters, ragged)) != shape:
             found[k] = grown
-    return found, frozenset(ragged)
+    return found, along, ragged
 
 
-def _pays(can: Capabilities, sizes: list[int], ragged: frozenset[str], moved: list[Shape]) -> bool:
+def _pays(
+    can: Capabilities, sizes: list[int], along: str, ragged: frozenset[str], moved: list[Shape]
+) -> bool:
     """Compare the time of a product with that of its padded form and the copies."""
-    batch, *mkn = sizes
-    m, k, n = mkn
-    least = 2 * batch * (m * k + k * n + m * n) / can.bandwidth
-    before = max(2 * batch * m * k * n / can.ragged, least)
-    m, k, n = (-(-s // UNIT) * UNIT if x in ragged else s for s, x in zip(mkn, "mkn", strict=True))
-    after = max(2 * batch * m * k * n / can.products, least)
+    batch, m, k, n = sizes
+    moves = [2 * batch * x / can.bandwidth for x in (m * k, k * n, m * n)]
+    slow = [SINGLY * s if x in ragged else s for s, x in zip(moves, along, strict=True)]
+    operations = 2 * batch * m * k * n
+    after = max(operations / can.products, sum(moves))
     for shape in moved:
-        numel = product(shape)
-        assert isinstance(numel, Int)
-        after += 2 * 2 * numel.value / can.bandwidth + can.start
-    return after < before
+        after += 2 * 2 * (product(shape).hi or 0) / can.bandwidth + can.start
+    return min(m, k, n) >= LEAST and after < operations / can.ragged + sum(slow)
 
 
 def _up(size: Sym) -> Sym:

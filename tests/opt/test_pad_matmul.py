@@ -36,6 +36,7 @@ def eager_to_pad(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(capabilities_of(device), bandwidth=1e30, start=0.0)
 
     monkeypatch.setattr(module, "capabilities_of", free)
+    monkeypatch.setattr(module, "LEAST", 1)
 
 
 def padded(body: str, device: str = "cuda:0") -> Graph:
@@ -179,17 +180,32 @@ def test_what_is_left_alone() -> None:
 
 
 def test_what_pays_on_an_h200() -> None:
-    def pays(m: int, k: int, n: int, ragged: str, *copied: tuple[int, ...]) -> bool:
+    def pays(m: int, k: int, n: int, along: str, *copied: tuple[int, ...], batch: int = 1) -> bool:
         shapes = [tuple(map(lenz.sym.Int, s)) for s in copied]
-        return bool(module._pays(capabilities_of("cuda"), [1, m, k, n], frozenset(ragged), shapes))
+        ragged = frozenset(x for x, size in zip("mkn", (m, k, n), strict=True) if size % 8)
+        sizes = [batch, m, k, n]
+        return bool(module._pays(capabilities_of("cuda"), sizes, along, ragged, shapes))
 
     weight, tokens = (50264, 768), 4096
-    assert pays(tokens, 768, 50257, "n", weight)
-    assert pays(tokens, 768, 50257, "n", weight, (tokens, 50257))
-    assert pays(tokens, 50257, 768, "k", weight) and pays(50257, tokens, 768, "m")
-    assert not pays(8, 768, 50257, "n", weight), "the copy takes longer than the product"
-    assert not pays(8, 768, 50257, "n"), "memory is what bounds it"
-    assert not pays(500, 500, 500, "mn", (504, 504), (504, 504))
+    assert pays(tokens, 768, 50257, "kkn", weight)
+    assert pays(tokens, 768, 50257, "kkn", weight, (tokens, 50257))
+    assert pays(tokens, 50257, 768, "knn", weight) and pays(50257, tokens, 768, "mnn")
+    assert not pays(8, 768, 50257, "kkn", weight), "the copy takes longer than the product"
+    assert not pays(8, 768, 50257, "kkn"), "memory is what bounds it"
+    assert not pays(500, 500, 500, "mkn", (504, 504), (504, 504))
+
+
+def test_few_terms_whose_result_is_large_are_padded_on_an_h200() -> None:
+    """192 products of 197 x 64 by 64 x 197 bf16 take 29 us, and padded 10."""
+    can, values = capabilities_of("cuda"), [tuple(map(lenz.sym.Int, (192, 200, 64)))]
+    assert module._pays(can, [192, 197, 64, 197], "kkn", frozenset("n"), values)
+    assert not module._pays(can, [12, 197, 64, 197], "kkn", frozenset("n"), values)
+
+
+def test_tiny_products_are_not_padded() -> None:
+    """25088 products of 16 x 6 by 6 x 16 bf16 take 21 us, and padded 80."""
+    for sizes, along in (([25088, 16, 6, 16], "knn"), ([4096, 25, 64, 25], "kkn")):
+        assert not module._pays(capabilities_of("cuda"), sizes, along, frozenset(along), [])
 
 
 @pytest.mark.slow
