@@ -85,8 +85,7 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
     steps = {(coefficient(x, r.var), coefficient(x, p.var)) for x in s.offsets}
     if steps not in ({(ONE, n)}, {(Int(-1), n)}):
         return None
-    flat = axis(r.name, p.extent * n)
-    block, lane, place = cut(flat, BLOCK // n.value * n.value)
+    block, lane, place = cut(axis(r.name, p.extent * n), BLOCK // n.value * n.value)
     row = place // n
     at = {p.var: row if (ONE, n) in steps else p.extent - 1 - row, r.var: lane.var % n}
     body = [

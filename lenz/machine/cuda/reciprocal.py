@@ -83,8 +83,7 @@ def _rounded_away(values: Sequence[Expr]) -> set[Expr]:
 def _shared(x: Expr, y: Expr, rough: bool) -> Expr:
     size = ops.abs(y)
     one = const(1.0, y.dtype)
-    small = ops.where(size < 1 / _GREAT, _SCALE, one)
-    scale = ops.where(size > _GREAT, 1 / _SCALE, small)
+    scale = ops.where(size > _GREAT, 1 / _SCALE, ops.where(size < 1 / _GREAT, _SCALE, one))
     scaled = y * scale
     return _stepped(x * scale, scaled, 1.0 / scaled, rough)
 

@@ -115,8 +115,7 @@ class Accesses:
         return self.scopes.keep(key, Value(names, b.level))
 
     def _gep(self, base: str, dtype: DType, index: Value, index_dtype: DType) -> Value:
-        lanes = self.scopes.width if index.lanes else 1
-        t = value_type(index_dtype, lanes)
+        t = value_type(index_dtype, self.scopes.width if index.lanes else 1)
         head = f"getelementptr {memory_type(dtype)}, ptr {base}, {t}"
         names = self.scopes.fn.lets(index.level, (f"{head} {n}" for n in index.names))
         return Value(names, index.level, index.lanes)
@@ -210,8 +209,7 @@ class Accesses:
         width = self.scopes.width
         own = suffix(memory_type(dtype), width)
         address = f"v{width}p0" if kind in ("gather", "scatter") else "p0"
-        name = f"llvm.masked.{kind}.{own}.{address}"
-        return self.scopes.fn.module.declare(name, result, *args)
+        return self.scopes.fn.module.declare(f"llvm.masked.{kind}.{own}.{address}", result, *args)
 
     def store(self, place: Place, dtype: DType, value: Value, mask: Tail | None) -> None:
         """Write one element per lane, here and now."""
@@ -276,8 +274,7 @@ def _interleaved(b: Builder, t: str, x: str, y: str, half: int) -> str:
 
 
 def _reverse(b: Builder, t: str, names: Names) -> Names:
-    lanes = range(b.lanes - 1, -1, -1)
-    return b.fn.lets(b.level, (shuffle(t, n, "poison", lanes) for n in names))
+    return b.fn.lets(b.level, (shuffle(t, n, "poison", range(b.lanes - 1, -1, -1)) for n in names))
 
 
 def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:

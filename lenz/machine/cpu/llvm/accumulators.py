@@ -115,8 +115,7 @@ class Accumulator:
         state: Parts = tuple([tuple([c.name for c in part]) for part in self.cells])
         if self.across:
             state = self.monoid.tree(scopes.builder(level, self.lanes, 1), state)
-            scalar = scopes.builder(level, False, 1)
-            state = self.monoid.across_lanes(scalar, state, scopes.width)
+            state = self.monoid.across_lanes(scopes.builder(level, False, 1), state, scopes.width)
         result = Value(state[-1], level, self.lanes and not self.across)
         w.values.refs[self.stmt.name] = self.converted(w, result)
 
@@ -132,8 +131,7 @@ class Accumulator:
     def element(self, w: Writer) -> Value:
         """The result at this point of the loops, if the accumulators are in an array."""
         place = w.accesses.place(self.arrays[-1], self.dtypes[-1], self.offset, {})
-        value = w.accesses.load(place, self.dtypes[-1], None, 0)
-        return self.converted(w, value)
+        return self.converted(w, w.accesses.load(place, self.dtypes[-1], None, 0))
 
 
 def begin(w: Writer, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:

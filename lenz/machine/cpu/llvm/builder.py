@@ -41,8 +41,7 @@ class Builder(Instructions):
         if name in OWN:
             return OWN[name](self, dtype, *xs)
         t, element = self.type(dtype), value_type(dtype)
-        full = f"{name}.{suffix(element, self.lanes)}"
-        callee = self.fn.module.declare(full, t, *[t] * len(xs))
+        callee = self.fn.module.declare(f"{name}.{suffix(element, self.lanes)}", t, *[t] * len(xs))
         return library.call_lanes(self, callee, element, xs)
 
     def convert(self, opcode: str, to_dtype: DType, from_dtype: DType, x: Names) -> Names:

@@ -32,8 +32,7 @@ def half_to_f32(b: Instructions, dtype: DType, x: Names) -> Names:
     scaled = b.binary("fmul", F32, b.cast("bitcast", i32, f32, magnitude), 2.0**112)
     bits = b.cast("bitcast", f32, i32, scaled)
     special = b.compare("icmp uge", U32, magnitude, 0x0F800000)
-    top = b.binary("or", U32, magnitude, 0x7F800000)
-    bits = b.select(special, U32, top, bits)
+    bits = b.select(special, U32, b.binary("or", U32, magnitude, 0x7F800000), bits)
     sign = b.binary("shl", U32, b.binary("and", U32, wide, 0x8000), 16)
     return b.cast("bitcast", i32, f32, b.binary("or", U32, bits, sign))
 
@@ -61,8 +60,7 @@ def f32_to_half(b: Instructions, dtype: DType, x: Names) -> Names:
     odd = b.binary("and", U32, b.binary("lshr", U32, magnitude, 13), 1)
     up = b.binary("add", U32, magnitude, 0xFFF - (112 << 23))
     normal = b.binary("lshr", U32, b.binary("add", U32, up, odd), 13)
-    is_small = b.compare("icmp ult", U32, magnitude, 113 << 23)
-    result = b.select(is_small, U32, denormal, normal)
+    result = b.select(b.compare("icmp ult", U32, magnitude, 113 << 23), U32, denormal, normal)
     # 65520 and above round to infinity.
     large = b.compare("icmp uge", U32, magnitude, 0x477FF000)
     result = b.select(large, U32, b.constant(U32, 0x7C00), result)

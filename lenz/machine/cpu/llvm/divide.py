@@ -33,8 +33,7 @@ def divide(b: Instructions, opcode: str, dtype: DType, x: Names, y: Names) -> Na
 
 
 def _nonzero(text: str) -> bool:
-    digits = text.rstrip(")").split()[-1]
-    return digits not in ("0", "zeroinitializer")
+    return text.rstrip(")").split()[-1] not in ("0", "zeroinitializer")
 
 
 def _by_double(b: Instructions, opcode: str, dtype: DType, x: Names, y: Names) -> Names:
@@ -45,9 +44,8 @@ def _by_double(b: Instructions, opcode: str, dtype: DType, x: Names, y: Names) -
     wide = vector("i32" if signed else "i64", b.lanes)
     a = b.cast("sitofp" if signed else "uitofp", t, d, x)
     c = b.cast("sitofp" if signed else "uitofp", t, d, y)
-    quotient = b.each(f"fdiv {d}", a, c)
     # The greatest quotient of u32 needs 33 bits as a signed integer, hence i64 there.
-    whole = b.cast("fptosi", d, wide, quotient)
+    whole = b.cast("fptosi", d, wide, b.each(f"fdiv {d}", a, c))
     if wide != t:
         whole = b.cast("trunc", wide, t, whole)
     if opcode[1:] == "div":

@@ -167,8 +167,7 @@ class Indices:
         if not by_constant and (loaded or not _at_least(s.den, 1)):
             # Code hoisted out of a loop that runs zero times may see a size of 0, and inactive
             # lanes load 0: x86 would trap.
-            zero = b.compare("icmp eq", dtype, y, 0)
-            y = b.select(zero, dtype, b.constant(dtype, 1), y)
+            y = b.select(b.compare("icmp eq", dtype, y, 0), dtype, b.constant(dtype, 1), y)
         if lanes and not by_constant and _fits_double(s.num):
             names = _vector_by_double(b, is_div, dtype, x, y)
         elif natural:

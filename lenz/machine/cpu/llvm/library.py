@@ -182,8 +182,7 @@ def _product_part(b: Instructions, x: Names, y: Names, part: int) -> Names:
     multiplies. Both halves come from the same products.
     """
     if b.lanes == 1:
-        wide = [b.cast("zext", "i32", "i64", n) for n in (x, y)]
-        product = b.binary("mul", U64, *wide)
+        product = b.binary("mul", U64, *[b.cast("zext", "i32", "i64", n) for n in (x, y)])
         if part:
             product = b.binary("lshr", U64, product, 32)
         return b.cast("trunc", "i64", "i32", product)
@@ -194,8 +193,7 @@ def _product_part(b: Instructions, x: Names, y: Names, part: int) -> Names:
     if found is None:
         found = b.fn.products[(x, y)] = _products(b, x, y)
     lanes = [k * n + 2 * i + part for i in range(n // 2) for k in (0, 1)]
-    rows = zip(*found, strict=True)
-    return b.fn.lets(b.level, (shuffle(t, p, q, lanes) for p, q in rows))
+    return b.fn.lets(b.level, (shuffle(t, p, q, lanes) for p, q in zip(*found, strict=True)))
 
 
 def _products(b: Instructions, x: Names, y: Names) -> tuple[Names, Names]:

@@ -24,16 +24,14 @@ from lenz.machine.cpu.llvm.types import memory_type, shuffle
 
 def tail_mask(scopes: Scopes, left: Value) -> Tail:
     """The mask of the first `left` lanes, where `left` is an i64 of at least 1."""
-    text = left.names[0]
-    width = scopes.width
+    text, width = left.names[0], scopes.width
     if text[0] != "%":
         bits = ", ".join(f"i1 {'true' if i < int(text) else 'false'}" for i in range(width))
         return Tail((f"<{bits}>",), left.level, text)
     b = scopes.builder(left.level, True, 1)
     small = b.fn.let(left.level, f"trunc i64 {text} to i32")
     limit = scopes.spread(Value((small,), left.level), I32, True, 1)
-    numbers = (scopes.lane_numbers("i32"),)
-    return Tail(b.compare("icmp slt", I32, numbers, limit), left.level, text)
+    return Tail(b.compare("icmp slt", I32, (scopes.lane_numbers("i32"),), limit), left.level, text)
 
 
 def stores_plainly(dtype: DType) -> bool:

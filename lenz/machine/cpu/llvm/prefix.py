@@ -94,8 +94,7 @@ def _along(w: Writer, acc: Accumulator, value: Names) -> Names:
 def _places(w: Writer, every: int, copies: int) -> Names:
     """The position of each lane in its row."""
     assert w.indices.lane is not None
-    place = w.indices.vector(w.indices.lane % every, I32)
-    return w.scopes.spread(place, I32, True, copies)
+    return w.scopes.spread(w.indices.vector(w.indices.lane % every, I32), I32, True, copies)
 
 
 def combine(w: Writer, acc: Accumulator, x: Names, y: Names) -> Names:
@@ -107,8 +106,7 @@ def combine(w: Writer, acc: Accumulator, x: Names, y: Names) -> Names:
     for name, names in (("x", x), ("y", y)):
         w.values.refs[f"{name}.{number}"] = Value(names, level, acc.lanes)
     e = _renamed(legal_expr(ops.combine(acc.stmt.kind, ref("x", dtype), ref("y", dtype))), number)
-    made = w.values.value(e)
-    return w.scopes.spread(made, dtype, acc.lanes, len(x))
+    return w.scopes.spread(w.values.value(e), dtype, acc.lanes, len(x))
 
 
 def _renamed(e: Expr, number: str) -> Expr:

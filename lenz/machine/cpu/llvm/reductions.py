@@ -83,8 +83,7 @@ class Monoid:
         if not dtype.is_float:
             return b.compare("icmp eq", dtype, q, p)
         same = b.compare("fcmp ueq", dtype, q, p)  # equal, or one of them NaN
-        nans = [b.compare("fcmp uno", dtype, x, x) for x in (p, q)]
-        one = b.binary("xor", BOOL, *nans)
+        one = b.binary("xor", BOOL, *[b.compare("fcmp uno", dtype, x, x) for x in (p, q)])
         return b.binary("and", BOOL, same, b.binary("xor", BOOL, one, True))
 
     def tree(self, b: Builder, state: Parts) -> Parts:

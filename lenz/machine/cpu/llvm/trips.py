@@ -45,8 +45,7 @@ def positions(fn: Function, counter: str, copies: int, step: int) -> tuple[str, 
 @contextmanager
 def nonempty(indices: Indices, extent: Sym, cells: list[Cell]) -> Iterator[str]:
     """A body for extents of at least 1; unknown extents are checked."""
-    scopes = indices.scopes
-    text = indices.scalar(extent).names[0]
+    scopes, text = indices.scopes, indices.scalar(extent).names[0]
     if extent.lo is not None and extent.lo >= 1:
         yield text
         return

@@ -73,8 +73,7 @@ class Values(Walk[Value]):
         if not self.indices.varies(s, bound):
             value, source = self.indices.scalar(s, bound), I64
         else:
-            small = dtype.is_float or dtype.bits <= 32
-            source = index_type(s, bound) if small else I64
+            source = index_type(s, bound) if dtype.is_float or dtype.bits <= 32 else I64
             value = self.indices.vector(s, source, bound)
         if dtype is source or dtype.name == "u64":
             return value

@@ -148,15 +148,13 @@ class Accumulators:
         """The value in every lane of the tile, neutral in lanes without an element."""
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
-        term = v.value(s.value)
-        text = v.lanes.spread(term, acc.dims, s.value.dtype)
+        text = v.lanes.spread(v.value(s.value), acc.dims, s.value.dtype)
         if dtype is not s.value.dtype:
             text = f"{text}.to({triton_type(dtype)})"
         tails = v.lanes.conditions(acc.lanes)
         neutral = constant(dtype, ops.neutral(s.kind, s.value.dtype).attrs[0])
         if tails:
-            runs = " & ".join([t.text for t in tails])
-            text = f"tl.where({runs}, {text}, {neutral})"
+            text = f"tl.where({' & '.join([t.text for t in tails])}, {text}, {neutral})"
         level = v.text.level
         parts = [v.text.let(text, acc.dims, level).text]
         if is_arg(s.kind):

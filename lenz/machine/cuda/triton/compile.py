@@ -169,8 +169,7 @@ def _function(k: KernelText) -> Any:
     """Run the text and return its kernel; Triton reads the source again through `inspect`."""
     # In angle brackets; otherwise `inspect` looks for a file.
     file = f"<triton {k.name} {hashlib.sha256(k.text.encode()).hexdigest()[:16]}>"
-    lines = k.text.splitlines(keepends=True)
-    linecache.cache[file] = (len(k.text), None, lines, file)
+    linecache.cache[file] = (len(k.text), None, k.text.splitlines(keepends=True), file)
     try:
         module: dict[str, Any] = {"__name__": "lenz.kernels"}
         exec(compile(k.text, file, "exec"), module)

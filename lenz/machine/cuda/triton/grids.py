@@ -69,8 +69,7 @@ def side_by_side(
             test = "else:" if n else "if True:"
         lines.append(f"    {test}")
         lines += _call(name, given, indices.term(each, {}).text, told, place)
-    functions = [f"def {name}{text}" for text, name in known.items()]
-    return functions, [*indices.text.bodies[0], *lines]
+    return [f"def {name}{text}" for text, name in known.items()], [*indices.text.bodies[0], *lines]
 
 
 def _call(

@@ -283,8 +283,7 @@ class _Body:
             raise InternalError(f"%{s.buffer} lies across the tile", pass_name="codegen")
         text = tile.text
         if tail := self.lanes.tails[last]:
-            greatest = constant(dtype, (1 << (dtype.bits - 1)) - 1)
-            text = f"tl.where({tail.text}, {text}, {greatest})"
+            text = f"tl.where({tail.text}, {text}, {constant(dtype, (1 << (dtype.bits - 1)) - 1)})"
         few = power_of_two(s.keep.hi or 1)
         # The least are the largest complements, in descending order.
         text = f"~tl.topk(~{text}, {few})" if few < self.lanes.widths[last] else f"tl.sort({text})"

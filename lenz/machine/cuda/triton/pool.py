@@ -143,9 +143,8 @@ class ServerClient:
     def _start(self) -> subprocess.Popen[bytes]:
         """The server; raises OSError."""
         if self._server is None:
-            command = [sys.executable, "-c", CODE, str(self._owner), *map(str, sys.path)]
             self._server = subprocess.Popen(
-                command,
+                [sys.executable, "-c", CODE, str(self._owner), *map(str, sys.path)],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -107,8 +107,7 @@ class Values(Walk[Term]):
             return self.text.let(f"tl.where({', '.join([p.text for p in parts])})", dims, level)
         if self.lanes.pairs is not None and (half := self.lanes.pairs.counters(e)) is not None:
             self.functions[FUNCTION] = None
-            counters = self.indices.term(half, {})
-            given = f"{parts[0].text}, {parts[1].text}, {counters.text}"
+            given = f"{parts[0].text}, {parts[1].text}, {self.indices.term(half, {}).text}"
             text = f"tl.reshape({FUNCTION}({given}), {self.lanes.shape(dims)})"
             return self.text.let(text, dims, level)
         texts = tuple([p.text for p in parts])
@@ -145,8 +144,7 @@ class Values(Walk[Term]):
         if isinstance(s, Int):
             return Term(constant(dtype, s.value))
         term = self.indices.term(s, self.bound((s,), e.args, mask))
-        text = cast_text(dtype, self.indices.dtype, term.text)
-        return self.text.let(text, term.dims, term.level)
+        return self.text.let(cast_text(dtype, self.indices.dtype, term.text), term.dims, term.level)
 
     def pointer(
         self, buffer: str, offset: Sym, bound: dict[Var, Term], mask: Mask, over: Dims = NO_DIMS
