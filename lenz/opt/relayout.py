@@ -24,13 +24,12 @@ def relayout(g: ir.Graph, cx: Context) -> ir.Graph:
     """Walk from the last node to the first: a chain of loops adopts the last one's order."""
     seen = {*ir.atom_refs(g.outputs)} | {m.value for m in g.mutations}
     wanted: dict[str, set[Layout] | None] = {}
-    made = {b.name: b.type.layout for b in ir.buffers_of(g).values()}
 
     def moved(n: ir.Node) -> ir.Node:
         if isinstance(n, (ir.Pointwise, ir.Reduction)) and n.out.name not in seen:
             n = _moved(n, wanted.get(n.out.name))
         elif isinstance(n, ir.Scatter) and n.out.name not in seen and wanted.get(n.out.name):
-            n = _like_its_values(n, made)
+            n = _like_its_values(n, {b.name: b.type.layout for b in ir.buffers_of(g).values()})
         same = _read_in_place(n) if isinstance(n, ir.Pointwise) else frozenset()
         for name in ir.reads_of(n):
             layouts = wanted.setdefault(name, set())
