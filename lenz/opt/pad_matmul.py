@@ -99,10 +99,10 @@ class _Padder:
 
     def decide(self, n: ir.Extern, cx: Context) -> None:
         """Record a product that is worth padding, and the maps to stretch for it."""
-        out, sizes = n.outs[0], _sizes(n, self.types)
-        if sizes is None or not isinstance(out, Buffer):
+        out, asked = n.outs[0], _dimensions(n, self.types)
+        if asked is None or not isinstance(out, Buffer):
             return
-        args, along, ragged = _arguments(n, self.types)
+        sizes, along, ragged, args = asked
         stretched, copies = dict(self.stretched), dict(self.copies)
         for k, wanted in args.items():
             found = self.stretch(_name(n, k), wanted, stretched)
@@ -328,39 +328,28 @@ def _name(n: ir.Extern, k: int) -> str:
     return a.name
 
 
-def _sizes(n: ir.Extern, types: Mapping[str, TensorType]) -> list[int] | None:
-    """Batch, M, K and N of a product of half types by tensor cores; None if unknown."""
-    first = int(trait(n.op, "product") or 0)
-    out, a, b = n.outs[0], types[_name(n, first)], types[_name(n, first + 1)]
-    if not isinstance(out, Buffer) or not out.dtype.is_half:
-        return None
-    if not capabilities_of(out.type.device).products:
-        return None
-    if not out.type.layout.is_contiguous:
-        return None
-    sizes = [s.value for s in (*a.shape, b.shape[-1]) if isinstance(s, Int)]
-    return [1, *sizes][-4:] if len(sizes) == a.rank + 1 else None
-
-
-def _arguments(
+def _dimensions(
     n: ir.Extern, types: Mapping[str, TensorType]
-) -> tuple[dict[int, Shape], str, frozenset[str]]:
-    """The arguments that need other shapes, and the dimensions of the product by their letters.
+) -> tuple[list[int], str, frozenset[str], dict[int, Shape]] | None:
+    """A product of half types by tensor cores; None for others, and if a size is unknown.
 
-    First those along which the matrices m x k, k x n and m x n are contiguous, then which of these
-    are ragged.
+    Batch, M, K and N; the dimensions along which the matrices m x k, k x n and m x n are
+    contiguous, by their letters; which of these are ragged; the arguments that need other shapes.
     """
     first = int(trait(n.op, "product") or 0)
-    a, b = (types[_name(n, k)].layout for k in (first, first + 1))
+    out, (a, b) = n.outs[0], (types[_name(n, k)].layout for k in (first, first + 1))
+    if not isinstance(out, Buffer) or not out.dtype.is_half or not out.type.layout.is_contiguous:
+        return None
+    known = [s.value for s in (*a.shape, b.shape[-1]) if isinstance(s, Int)]
+    if len(known) <= len(a.shape) or not capabilities_of(out.type.device).products:
+        return None
     along = ("m" if a.stride[-2] is ONE else "k") + ("k" if b.stride[-2] is ONE else "n") + "n"
     sizes = {"m": a.shape[-2], "k": a.shape[-1], "n": b.shape[-1]}
     ragged = frozenset(x for x in along if _up(sizes[x]) is not sizes[x])
-    found: dict[int, Shape] = {}
-    for k, letters in enumerate(("mn", "mk", "kn")[1 - first :]):
-        shape = types[_name(n, k)].shape
-        if (grown := _grown(shape, letters, ragged)) != shape:
-            found[k] = grown
-    return found, along, ragged
+    shapes = {k: types[_name(n, k)].shape for k in range(first + 2)}
+    wide = {k: _grown(s, ("mn", "mk", "kn")[1 - first + k], ragged) for k, s in shapes.items()}
+    args = {k: shape for k, shape in wide.items() if shape != shapes[k]}
+    return [1, *known][-4:], along, ragged, args
 
 
 def _pays(
