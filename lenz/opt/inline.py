@@ -37,6 +37,8 @@ CHEAP = 4.0
 MAX_NODES = 400
 # Additions that a load takes on a GPU: address, conversion.
 GPU_LOAD = 4.0
+# A program lies in one piece of a row if the pieces are multiples of this (machine/cuda/whole.py).
+PIECE = 128
 # Values that depend only on positions (masks, tables) are never stored on a GPU up to this cost.
 GPU_TABLE = 16.0
 
@@ -163,10 +165,17 @@ def _reads(e: Expr, axes: tuple[Axis, ...], env: SymEnv, lanes: int) -> int:
     """The number of times that a GPU evaluates a load in a loop."""
     outer, inner = list(axes), 1
     if not e.args:
-        moved = {v for s in e.attrs[1] for v in s.free_vars}
-        while outer and outer[-1].var not in moved:
+        while outer and outer[-1].var not in {v for s in e.attrs[1] for v in s.free_vars}:
             inner *= env.hint(outer.pop().extent)
     return env.hint(product(a.extent for a in outer)) * -(-inner // lanes)
+
+
+def _share(e: Expr, shape: Sequence[Sym], axes: tuple[Axis, ...]) -> float:
+    """The share of a loop that evaluates a load: a piece of its rows, if programs lie in pieces."""
+    parts = affine_in(e.attrs[1][-1], axes[-1].var) if shape and axes else None
+    sizes = (parts[1], shape[-1], axes[-1].extent) if parts and parts[0] is ONE else ()
+    units = [x.value for x in sizes if isinstance(x, Int) and x.value % PIECE == 0]
+    return min(1.0, units[1] / units[2]) if len(units) == 3 else 1.0
 
 
 def _covers(e: Expr, n: ir.Loop, p: ir.Pointwise) -> bool:
@@ -261,22 +270,21 @@ def uses_of(g: ir.Graph) -> dict[str, Uses]:
                     of(n.base).other += 1
                 axes, can = ir.loop_axes(n), capabilities_of(n.out.type.device)
                 elements = max(g.env.hint(product(a.extent for a in axes)), 1)
-                seen: dict[str, int] = {}
+                seen: set[str] = set()
                 for e in expr.loads_of(*ir.bodies_of(n)):
-                    name = e.attrs[0]
+                    name, share = e.attrs[0], 1.0
                     if can.units:
+                        share = _share(e, shapes[name], axes)
                         once = name not in seen and _takes_each_once(
                             list(zip(e.attrs[1], shapes[name], strict=True)), axes
                         )
                         of(name).once |= once
                         of(name).apart |= not once
-                        of(name).reads += _reads(e, axes, g.env, can.lanes)
-                    seen[name] = seen.get(name, 0) + 1
-                for name, count in seen.items():
-                    u = of(name)
-                    u.loops += 1
-                    u.loads += count
-                    u.elements += elements * count
+                        of(name).reads += int(share * _reads(e, axes, g.env, can.lanes))
+                    of(name).elements += int(share * elements)
+                    of(name).loads += 1
+                    of(name).loops += name not in seen
+                    seen.add(name)
                 of(n.out.name)
             case ir.View():
                 of(n.source).other += 1

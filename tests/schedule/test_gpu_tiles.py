@@ -57,6 +57,27 @@ def test_several_sums_have_shorter_tiles() -> None:
     assert "r0 = tl.arange(0, 8)" in text and warps == 4
 
 
+@pytest.mark.parametrize(("size", "pieces", "branches"), [(1536, 2, 1), (768, 3, 2), (700, 2, 0)])
+def test_programs_compute_the_piece_of_a_row_in_which_they_lie(
+    size: int, pieces: int, branches: int
+) -> None:
+    def joined(x: Tensor) -> Tensor:
+        return torch.cat([(x * (k + 1)).sigmoid() for k in range(pieces)], -1)
+
+    ((text, _),) = texts(joined, torch.empty(1024, size, dtype=BF16))
+    assert text.count("if p1b") == branches and text.count("tl.exp2") == pieces
+    assert_function(joined, torch.randn((1 << 19) // (size * pieces) + 4, size))
+
+
+@pytest.mark.parametrize(("size", "kernels"), [(4864, 1), (4870, 2)])
+def test_a_long_formula_is_stored_if_programs_lie_in_two_pieces(size: int, kernels: int) -> None:
+    def gradients(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        s = x.sigmoid()
+        return torch.cat([g * y * s * (1 + x * (1 - s)), g * x * s], -1)
+
+    assert len(texts(gradients, *[torch.empty(8192, size, dtype=BF16)] * 3)) == kernels
+
+
 def test_parts_of_few_columns_are_added_in_one_turn() -> None:
     ((text, _),) = texts(lambda x: x.sum(0), torch.empty(300, 768))
     assert "tl.arange(0, 512)" in text and "for " not in text

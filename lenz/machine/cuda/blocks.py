@@ -23,7 +23,7 @@ from lenz.ir.tensor import Axes, Axis
 from lenz.machine.cuda.capabilities import CAN
 from lenz.machine.cuda.flat import flattened
 from lenz.machine.cuda.shape import Shape
-from lenz.machine.cuda.whole import untested
+from lenz.machine.cuda.whole import in_pieces, piece_of, untested
 from lenz.machines import Form
 from lenz.records import dataclass, replace
 from lenz.schedule.accesses import coefficient, score
@@ -61,9 +61,10 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
     if isinstance(made, Form):
         return made
     looped = _loops(g.domain, _part(g), s, made.widths, env)
-    body, area = untested(looped) if made.kind == "reduction" else looped, _area(made.widths)
+    apart = {"reduction": untested, "pointwise": in_pieces}.get(made.kind)
+    body, area = apart(looped) if apart else looped, _area(made.widths)
     warps = _warps(area, made.each, shape)
-    if body != looped and not shape.thread:
+    if body != looped and made.kind == "reduction" and not shape.thread:
         # Online softmax of 8192 x 50257 bf16 in parts of 2048: 270 us with 2 warps, 311 with 4.
         warps = max(1, min(warps, area // 1024))
     if made.kind == "outer_reduction" and made.each < ONE_WARP and not shape.thread:
@@ -168,6 +169,10 @@ def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
         # by rows, 74 in tiles of 4 rows, which do not fit in the cache together.
         widths = _widths(axes[-1:], shape.tile, env)
         return Tile("pointwise", widths, max(1, _area(widths) // 128))
+    if axes and (piece := piece_of([n.body for n in g.nests], axes[-1])) >= 128:
+        widths = _widths(axes[-1:], min(piece, shape.tile), env)
+        widths |= _widths(axes[:-1], shape.tile // _area(widths), env)
+        return Tile("pointwise", widths, 8)
     # Odd rows are loaded and stored element by element: twice the tile is 18% faster.
     twice = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
     return Tile("pointwise", _widths(axes, shape.tile << twice, env), _each(g, 8))

@@ -6,24 +6,30 @@
          }
 
 Online softmax of 8192 x 50257 bf16 takes 270 us this way, and 408 us with tests everywhere.
+
+    for b in 2 : grid { for w in 512 : lane { where(512*b + w < 512, x, y) } }
+    ==>  for b in 2 : grid { if b < 1 { for w in 512 : lane { x } } else { .. y .. } }
+
+The gradients of both halves of silu(x) * y, 8224 x 1024 bf16, take 12 us so, and 28 if each element
+computes both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import gcd
 
-from lenz import ops
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, interpret, load, nodes_of, rebuild
 from lenz.ir.kernel import For, If, Let, Reduce, Scan, Sort, Stmt, Store, exprs_of, walk
-from lenz.ir.op import INDEX, LOAD, MASKED
+from lenz.ir.op import CONST, INDEX, LOAD, MASKED
 from lenz.ir.tensor import Axis
 from lenz.ops.bits import AND
 from lenz.ops.compare import LE, LT, WHERE
 from lenz.ops.fold import apply
 from lenz.schedule.cut import undecided
-from lenz.sym import ZERO, Add, Int, Mod, Sym, Var, affine_in, divisor, substitute
+from lenz.sym import ONE, ZERO, Add, Int, Mod, Sym, Var, affine_in, divisor, substitute
 
 
 def untested(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -41,7 +47,41 @@ def untested(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     is_whole = undecided([*tests.values()])
     if is_whole is None:
         return body
-    return (If(*is_whole, _rewritten(body, lane, tests), _rewritten(body, lane, ())),)
+    known = dict.fromkeys(tests, True)
+    return (If(*is_whole, _rewritten(body, lane, known), _rewritten(body, lane, {})),)
+
+
+def piece_of(bodies: Iterable[Expr], row: Axis) -> int:
+    """The greatest power of two that divides all pieces of a row with formulas of their own."""
+    tests = [e.args for e in nodes_of(*bodies) if e.op is LT and e.args[0].attrs[:1] == (row.var,)]
+    ends = [e.attrs[0] if e.op is INDEX else ONE for _, e in tests]
+    unit = gcd(*[n.value if isinstance(n, Int) else 1 for n in ends])
+    return unit & -unit
+
+
+def in_pieces(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Programs whose lanes all lie in one piece of a row, with the formula of that piece."""
+    if len(body) == 1 and isinstance(body[0], For) and body[0].kind == "grid":
+        return (replace(body[0], body=in_pieces(body[0].body)),)
+    lanes = [s.axis for s in walk(body) if isinstance(s, For)]
+    found = {e: test for e in nodes_of(*exprs_of(body)) if (test := _uniform(e, lanes)) is not None}
+    if not found:
+        return body
+    low, high = next(iter(found.values()))
+    then = {e: x == (low, high) for e, x in found.items() if x in ((low, high), (high, low + 1))}
+    both = then, {e: not holds for e, holds in then.items()}
+    return (If(low, high, *(in_pieces(_rewritten(body, lanes[-1], x)) for x in both)),)
+
+
+def _uniform(e: Expr, lanes: Sequence[Axis]) -> tuple[Sym, Sym] | None:
+    """The numbers of tiles a < b of a test that holds for all lanes of a program or for none."""
+    if e.op not in (LT, LE) or any(x.op is not INDEX or x.args for x in e.args):
+        return None
+    width, moving = lanes[-1].extent, {x.var for x in lanes}
+    a, b = (x.attrs[0] // width for x in e.args)
+    end = e.args[1 if e.op is LT else 0].attrs[0]
+    is_uniform = end % width is ZERO and not moving & {*a.free_vars, *b.free_vars}
+    return (a, b + (e.op is LE)) if is_uniform else None
 
 
 def _hardest(e: Expr, lane: Axis) -> tuple[Sym, Sym] | None:
@@ -63,15 +103,15 @@ def _hardest(e: Expr, lane: Axis) -> tuple[Sym, Sym] | None:
     return substitute(a, worst), substitute(b + (1 if e.op is LE else 0), worst)
 
 
-def _rewritten(body: tuple[Stmt, ...], lane: Axis, true: Container[Expr]) -> tuple[Stmt, ...]:
-    """The statements with tests that hold, and offsets that show their divisors."""
+def _rewritten(body: tuple[Stmt, ...], lane: Axis, known: Mapping[Expr, bool]) -> tuple[Stmt, ...]:
+    """The statements with tests that are known, and offsets that show their divisors."""
     memo: dict[Expr, Expr] = {}
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
-        if e in true:
-            return const(1, BOOL)
-        if e.op is MASKED and ops.is_value(args[0], 1):
-            return args[1]
+        if e in known:
+            return const(known[e], BOOL)
+        if e.op is MASKED and args[0].op is CONST:
+            return args[1] if args[0].attrs[0] else args[2]
         if e.op is LOAD:
             return load(e.attrs[0], [_shown(s, lane.var) for s in e.attrs[1]], e.dtype, tuple(args))
         return apply(e.op, *args) if e.op in (AND, WHERE) else rebuild(e, tuple(args))
