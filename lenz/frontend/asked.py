@@ -99,7 +99,8 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
     holes, text = gm.graph.find_nodes(op="placeholder"), IdentityText()
     seen: set[int] = set()
     for n, real in zip(holes, inputs, strict=True):
-        if "example_value" not in n.meta:  # not traced by Dynamo in this process
+        # Not traced by Dynamo in this process; or a list, which capture flattens.
+        if "example_value" not in n.meta or isinstance(real, (list, tuple, dict)):
             raise Untold
         kind = type(real).__name__
         if isinstance(real, torch.Tensor):
