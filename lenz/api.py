@@ -17,7 +17,8 @@ from lenz.debug.progress import Progress
 from lenz.debug.trace import Recorder, new_folder
 from lenz.errors import LenzError, Unsupported, UserError
 from lenz.frontend import FxProgram, caller
-from lenz.frontend.calls import overlooked
+from lenz.frontend.calls import unwritable
+from lenz.frontend.levels import inside_level
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import is_asked
 from lenz.frontend.session import is_again, numbered
@@ -110,8 +111,8 @@ def compile_graph(
     try:
         if has_fakes(example_inputs):
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
-        if overlooked(gm, example_inputs):
-            raise Unsupported("it writes, and two arguments overlap in a way that torch overlooks")
+        if why_eager := inside_level() or unwritable(gm, example_inputs):
+            raise Unsupported(why_eager)
         bound_integers(gm, example_inputs)
         unit.trace = None if unit.is_watched else trace_of(gm, example_inputs, options, unit.named)
         if unit.trace is not None and (run := unit.trace.load(_run_of)) is not None:

@@ -24,6 +24,7 @@ from lenz.frontend import FxProgram, wrapping
 from lenz.frontend.asked import Moment, asked
 from lenz.frontend.floats import fix_floats
 from lenz.frontend.identity import Untold
+from lenz.frontend.levels import unbatched
 from lenz.frontend.program import GraphKind, boxed, boxed_eager
 from lenz.frontend.session import interning
 from lenz.frontend.untraced import outside
@@ -127,7 +128,8 @@ class TraceRecord:
             first, second = made.get("inference") or made["forward"], made.get("backward")
             self.strides = first.strides
             if "forward" in made:
-                second = outside(second or Late(self, again), "a backward pass compiled by lenz")
+                second = unbatched(second or Late(self, again), self._eagerly)
+                second = outside(second, "a backward pass compiled by lenz")
             run = wrapping.wrapped(
                 metadata, entry["detach"], boxed(first), second and boxed(second), self.backward
             )
@@ -155,6 +157,10 @@ class TraceRecord:
                 raise fault(e, recorder, kind, self.options) from e
             gm = self._graphs[kind]
             return in_eager(e, recorder, kind, self.options, boxed_eager(gm, gm.graph))
+
+    def _eagerly(self) -> Boxed:
+        gm = self.backward()
+        return boxed_eager(gm, gm.graph)
 
     def backward(self) -> GraphModule:
         """The backward half from AOTAutograd, for compiled autograd."""

@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree
@@ -125,24 +126,35 @@ def copied(gm: GraphModule) -> GraphModule:
     return new
 
 
-def overlooked(gm: GraphModule, inputs: Sequence[Any]) -> bool:
-    """Say whether a graph may write to one of two arguments that overlap though torch denies it.
+def unwritable(gm: GraphModule, inputs: Sequence[Any]) -> str:
+    """Return why a graph that may write to its arguments must run in eager; empty if it need not.
 
-    AOTAutograd would trace them as if they were apart: docs/upstream/torch_overlapping_views.py.
+    AOTAutograd does not trace writes to tensors of InferenceMode as eager does them. For arguments
+    that overlap it keeps their distance without a guard, or takes them as apart:
+    docs/upstream/torch_overlapping_arguments.py, torch_overlapping_views.py.
     """
     shared: dict[int, list[torch.Tensor]] = {}
     for x in inputs:
-        if isinstance(x, torch.Tensor) and x.dim() == 2 and (s := storage_of(x)) is not None:
+        if (s := storage_of(x)) is not None:
             shared.setdefault(s, []).append(x)
+    if not any(map(writes, gm.graph.nodes)):
+        return ""
+    made_so = [x for group in shared.values() for x in group if x.is_inference()]
+    if made_so and not torch.is_inference_mode_enabled():
+        return "it writes, and an argument is a tensor of InferenceMode"
     pairs = (pair for group in shared.values() for pair in combinations(group, 2))
-    return any(map(_overlooked, pairs)) and any(map(writes, gm.graph.nodes))
+    return "it writes, and two arguments overlap" if any(map(_overlap, pairs)) else ""
 
 
-def _overlooked(pair: Sequence[torch.Tensor]) -> bool:
-    """Rows at one distance, the first column of one among the columns of the other, further down.
+def _overlap(pair: Sequence[torch.Tensor]) -> bool:
+    """Say whether two tensors overlap.
 
-    torch sees it if both are contiguous or if columns are wrapped around.
+    torch misses rows at one distance if the first column of one tensor is among the columns of the
+    other, further down, unless both are contiguous or columns are wrapped around.
     """
+    found = bool(compute_overlapping_tensors(pair, symbolic=False))
+    if found or {x.dim() for x in pair} != {2}:
+        return found
     facts = [(t.storage_offset(), *t.stride(), *t.shape) for t in pair]
     x, y = sorted([s if isinstance(s, int) else s.node.hint or 0 for s in f] for f in facts)
     (at, step, one, n, m), (to, *steps, rows, columns) = x, y

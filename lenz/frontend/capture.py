@@ -29,6 +29,7 @@ from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
 from lenz.frontend.floats import fix_floats
 from lenz.frontend.layout import channels_last, convolutions_of
+from lenz.frontend.levels import unbatched
 from lenz.frontend.passes import run_passes
 from lenz.frontend.program import CompileFX, GraphKind, boxed, boxed_eager
 from lenz.frontend.session import compiling, interning
@@ -118,14 +119,13 @@ def capture(
 
 
 def rescued(compiler: Compiler, failed: Callable[[Exception, GraphKind], None] | None) -> Compiler:
-    """Run a backward half in eager if `compiler` fails on it and `failed` returns."""
+    """Run a backward half in eager if `compiler` fails on it and `failed` returns, or for batches."""
 
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         as_given = Graph()
         as_given.output(as_given.graph_copy(gm.graph, {}))
         try:
-            run: Boxed = compiler(gm, example_inputs)
-            return run
+            return unbatched(compiler(gm, example_inputs), lambda: boxed_eager(gm, as_given))
         except Exception as e:
             if failed is None:
                 raise

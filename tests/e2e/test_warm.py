@@ -164,6 +164,19 @@ def test_compiled_autograd_gets_the_backward_graph(folder: str) -> None:
         same(linear.weight.grad, want)
 
 
+def test_compiled_autograd_by_lenz_is_right_again(folder: str) -> None:
+    """It passes its arguments as a list, which capture flattens."""
+    linear, x = nn.Linear(4, 4), randn(3, 4)
+    want = torch.autograd.grad(linear(x).tanh().sum(), linear.weight)[0]
+    for _ in range(2):
+        torch._dynamo.reset()
+        linear.zero_grad()
+        again = torch.compile(backend="lenz", options={"cache_dir": folder})
+        with torch._dynamo.compiled_autograd._enable(again):
+            linear(x).tanh().sum().backward()
+        same(linear.weight.grad, want)
+
+
 def test_guards_of_the_trace_hold_again(folder: str, traced: list[int]) -> None:
     """A size that tracing specialises is one that the warm graph is for as well."""
 

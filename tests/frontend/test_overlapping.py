@@ -1,4 +1,4 @@
-"""Arguments that overlap though torch says that they do not: a write to one shows in the other."""
+"""Arguments that overlap, or belong to InferenceMode: writes to them are eager's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, arange
 from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch.fx import symbolic_trace
 
-from lenz.frontend.calls import overlooked
+from lenz.frontend.calls import unwritable
 
 
 def written(x: Tensor, y: Tensor) -> Tensor:
     return y.mul_(10).sum() + (x + 1)
 
 
-def test_what_torch_overlooks_is_found_and_nothing_else() -> None:
+def test_overlaps_are_found_those_that_torch_overlooks_too() -> None:
     random.seed(0)
     memory, gm, count = arange(60), symbolic_trace(written), 0
     for _ in range(3000):
@@ -29,11 +29,45 @@ def test_what_torch_overlooks_is_found_and_nothing_else() -> None:
 
         pair = [matrix(), matrix()]
         first, second = (set(t.flatten().tolist()) for t in pair)
-        missed = bool(first & second) and not compute_overlapping_tensors(pair, symbolic=False)
-        assert overlooked(gm, pair) == missed, [(t.storage_offset(), t.shape) for t in pair]
-        count += missed
+        seen = bool(compute_overlapping_tensors(pair, symbolic=False))
+        found = unwritable(gm, pair) != ""
+        assert found == (seen or bool(first & second)), [
+            (t.storage_offset(), t.shape) for t in pair
+        ]
+        count += found and not seen
     assert 100 < count < 1000
-    assert not overlooked(symbolic_trace(lambda x, y: x + y), pair), "it writes nothing"
+    assert not unwritable(symbolic_trace(lambda x, y: x + y), pair), "it writes nothing"
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
+def test_the_distance_of_two_arguments_may_change(dynamic: bool) -> None:
+    """docs/upstream/torch_overlapping_arguments.py: AOTAutograd would keep the first distance."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return x + y
+
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="lenz", dynamic=dynamic)
+    for places in ((0, 2), (0, 4), (0, 1), (0, 3), (0, 0), (4, 0)):
+        memory, own = arange(8.0), arange(8.0)
+        got = run(*[memory[k : k + 4] for k in places])
+        assert torch.equal(got, fn(*[own[k : k + 4] for k in places])), places
+        assert torch.equal(memory, own)
+
+
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
+def test_a_tensor_of_inference_mode_is_not_written_outside_it() -> None:
+    with torch.inference_mode():
+        y = torch.ones(3)
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: x.add_(1), backend="lenz")
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        run(y)  # eager raises once it has written
+    with torch.inference_mode():
+        run(y)
+    assert y.tolist() == [3.0] * 3
 
 
 @pytest.mark.parametrize("dynamic", (False, True))
