@@ -142,11 +142,11 @@ def unwritable(gm: GraphModule, inputs: Sequence[Any]) -> str:
     made_so = [x for group in shared.values() for x in group if x.is_inference()]
     if made_so and not torch.is_inference_mode_enabled():
         return "it writes, and an argument is a tensor of InferenceMode"
-    pairs = (pair for group in shared.values() for pair in combinations(group, 2))
+    pairs = ([*pair] for group in shared.values() for pair in combinations(group, 2))
     return "it writes, and two arguments overlap" if any(map(_overlap, pairs)) else ""
 
 
-def _overlap(pair: Sequence[torch.Tensor]) -> bool:
+def _overlap(pair: list[torch.Tensor]) -> bool:
     """Say whether two tensors overlap.
 
     torch misses rows at one distance if the first column of one tensor is among the columns of the

@@ -119,7 +119,7 @@ def capture(
 
 
 def rescued(compiler: Compiler, failed: Callable[[Exception, GraphKind], None] | None) -> Compiler:
-    """Run a backward half in eager if `compiler` fails on it and `failed` returns, or for batches."""
+    """Run a backward half in eager if `compiler` fails and `failed` returns, or for batches."""
 
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         as_given = Graph()

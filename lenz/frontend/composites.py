@@ -26,7 +26,10 @@ KEYS = DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA
 def composites() -> Iterator[None]:
     """Let autograd see these ops as eager computes them."""
     packets = [getattr(aten, name) for name in NAMES]
-    rules = {p.vec: differentiated(p.default) for p in packets} | {aten.dropout.default: dropout}
+    rules = {p.vec: differentiated(p.default) for p in packets} | {
+        aten.dropout.default: dropout,
+        aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
+    }
     try:
         for (op, rule), key in product(rules.items(), KEYS):
             op.py_impl(key)(rule)
@@ -41,3 +44,25 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     """`x` itself where nothing is dropped, as in ATen's `Dropout.cpp`."""
     is_kept = not train or p == 0 or guard_or_false(x.numel() == 0)
     return x if is_kept else aten.native_dropout.default(x, p, train)[0]
+
+
+def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """The loss of x [N, C] or [C], and which of its places are labels.
+
+    torch's decomposition also adds the places of `target` from the first -1 on, which are no
+    labels: docs/upstream/torch_multilabel_margin.py.
+    """
+    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)  # type: ignore[no-untyped-call]  # torch's
+    n = rows.shape[1]
+    places = torch.arange(n, device=x.device)
+    is_label = places < torch.where(labels == -1, places, n).amin(-1, keepdim=True)
+    chosen = torch.where(is_label, labels, 0)
+    is_target = ((chosen[..., None] == places) & is_label[..., None]).any(1)
+    margins = 1 - rows.gather(1, chosen)[..., None] + rows[:, None]
+    counts = is_label[..., None] & ~is_target[:, None] & (margins > 0)  # NaN does not, as in ATen
+    loss = torch.where(counts, margins / n, 0).sum((1, 2))
+    if reduction == 1:
+        loss = loss.mean()
+    elif reduction == 2 or x.dim() < 2:
+        loss = loss.sum()
+    return loss, is_target.to(x.dtype).reshape(target.shape)

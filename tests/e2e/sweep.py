@@ -61,7 +61,6 @@ SET = {f"torch.ops.aten._{kind}_attention_forward": 2 for kind in ("efficient", 
 # Ops whose differences from eager, aot_eager's as well, are left.
 THEIRS = {
     "nn.functional.multi_margin_loss": "NaN beside infinite differences, which ATen leaves out",
-    "nn.functional.multilabel_margin_loss": "the same",
     "normal.in_place": "draws in the order of memory",
 }
 # Ops that may give the place of any of several equal elements.

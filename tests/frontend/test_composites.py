@@ -30,3 +30,21 @@ def test_dropout_that_drops_nothing_gives_its_argument(way: str, grad: bool) -> 
     address = x.untyped_storage().data_ptr()
     shared = [t.untyped_storage().data_ptr() == address for t in (got, want)]
     assert shared[0] == shared[1]
+
+
+@pytest.mark.parametrize("reduction", ("none", "mean", "sum"))
+@pytest.mark.parametrize("shape", ((4, 5), (5,), (3, 1)))
+def test_a_margin_loss_ends_with_the_labels(shape: tuple[int, ...], reduction: str) -> None:
+    target = torch.stack([torch.randperm(shape[-1]) for _ in range(4)])
+    for k, row in enumerate(target):
+        row[k : k + 1] = -1
+    target = target[1] if len(shape) == 1 else target[: shape[0]]
+    x = torch.randn(shape, requires_grad=True)
+
+    def fn(x: Tensor) -> Tensor:
+        return F.multilabel_margin_loss(x, target, reduction=reduction)
+
+    got, want = torch.compile(fn, backend="lenz")(x), fn(x)
+    torch.testing.assert_close(got, want)
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (got, want)]
+    torch.testing.assert_close(*gradients)
