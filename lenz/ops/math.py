@@ -86,7 +86,7 @@ ONE_PLUS_ERF = Op(
     absolute=1.2e-7,
 )
 ERFC = _function(
-    "erfc", cost=32, domain=(-5.0, 10.0), ulp=5.0, also="special_erfc", on_gpu=None, ulp_gpu=6.0
+    "erfc", cost=32, domain=(-5.0, 10.0), ulp=1.2, also="special_erfc", on_gpu=None, ulp_gpu=6.0
 )
 SIN = _function("sin", cost=12, domain=(-1e5, 1e5), ulp=2.2, on_gpu=None)
 COS = _function("cos", cost=12, domain=(-1e5, 1e5), ulp=2.2, on_gpu=None)
@@ -147,12 +147,12 @@ ERFINV = float_op(
     "erfinv",
     types=(F32,),
     expand=poly.erfinv,
-    forms=on(cuda=OpForm("libdevice.erfinv({0})")),
+    forms=on(cuda=OpForm("libdevice.erfinv({0})", ulp=4.0)),
     aten=("erfinv", "special_erfinv"),
     promotion="int_to_float",
     cost=48.0,
     domain=(-0.9999, 0.9999),
-    ulp=4.0,
+    ulp=1.0,
 )
 LGAMMA = float_op(
     "lgamma",

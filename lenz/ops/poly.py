@@ -12,15 +12,16 @@ import ctypes
 import math
 from collections.abc import Sequence
 
-from lenz.ir.dtype import F32, I32
+from lenz.ir.dtype import F32, F64, I32, I64
 from lenz.ir.expr import Expr, const
 from lenz.ops import coefficients as c
-from lenz.ops.arith import abs, copysign, fma, sqrt
+from lenz.ops.arith import abs, copysign, fma, sqrt, square
 from lenz.ops.cast import bitcast, cast
 from lenz.ops.compare import eq, ge, ne, where
 from lenz.ops.special import or_libm, scale
 
 _MAGIC = 1.5 * 2.0**23
+_WIDE_MAGIC = 1.5 * 2.0**52
 _INF = float("inf")
 _NAN = float("nan")
 _LN2 = math.log(2.0)
@@ -344,26 +345,39 @@ def atanh(x: Expr) -> Expr:
     return copysign(found, x)
 
 
+def log2_wide(x: Expr) -> Expr:
+    """log2 of a positive normal f64, to 2^-43 of the result."""
+    bits = bitcast(x, I64)
+    # The bits of sqrt(1/2): the exponent field carries when the significand passes sqrt(2).
+    e = (bits - 0x3FE6A09E667F3BCD) >> 52
+    m = bitcast(bits - (e << 52), F64)
+    t = (m - 1.0) / (m + 1.0)
+    return fma(t, polynomial(c.LOG2_F64, square(t)), cast(e, F64))
+
+
+def exp2_wide(x: Expr) -> Expr:
+    """2^x of an f64 with |x| <= 1000, to 2^-34 of the result."""
+    shifted = x + _WIDE_MAGIC
+    r = x - (shifted - _WIDE_MAGIC)
+    # The low bits of the sum are the integer; the shift drops the others.
+    power = bitcast((bitcast(shifted, I64) + 1023) << 52, F64)
+    return fma(polynomial(c.EXP2_F64, r), r, 1.0) * power
+
+
 def erfc(x: Expr) -> Expr:
-    """1 - erf(x), without loss of digits for large x."""
-    size = abs(x)
-    y = where(size > 11.0, 11.0, size)  # erfc(11) rounds to zero
+    """1 - erf(x), without loss of digits for large x. In f64: exp(-x^2) multiplies its error."""
+    y = cast(where(abs(x) > 11.0, 11.0, abs(x)), F64)  # erfc(11) rounds to zero
     # erfc(y) = exp(-y^2) p(u) / (1 + 2 y), u = (y - 4) / (y + 4), after Schonfelder (1978).
-    p = polynomial(c.ERFCX, (y - 4.0) / (y + 4.0))
-    s = y * y
-    lost = fma(y, y, -s)  # y^2 = s + lost; exp(-lost) = 1 - lost
-    scaled = fma(p, -lost, p) / fma(y, 2.0, 1.0)
-    found = exp(-s) * scaled
-    found = where(x < 0.0, 2.0 - found, found)
-    square = x * x
-    near = 1.0 - fma(polynomial(c.ERF, square), x, x)
-    return where(size < 0.5, near, found)
+    scaled = polynomial(c.ERFCX, (y - 4.0) / (y + 4.0)) / fma(y, 2.0, 1.0)
+    found = exp2_wide(y * y * (-1.0 / _LN2)) * scaled
+    return cast(where(x < 0.0, 2.0 - found, found), F32)
 
 
 def erfinv(x: Expr) -> Expr:
-    """The inverse of erf; infinite at 1 and -1, NaN beyond (form after Giles 2012)."""
-    w = -log(fma(-x, x, 1.0))
+    """The inverse of erf; infinite at 1 and -1, NaN beyond (form after Giles 2012), in f64."""
+    wide = cast(x, F64)
+    w = log2_wide(fma(-wide, wide, 1.0)) * -_LN2
     near = polynomial(c.ERFINV_NEAR, w - 2.5)
     far = polynomial(c.ERFINV_FAR, sqrt(where(w < 5.0, 5.0, w)) - 3.0)
-    found = where(w < 5.0, near, far) * x
-    return where(eq(abs(x), 1.0), x * _INF, found)
+    found = cast(where(w < 5.0, near, far) * wide, F32)
+    return where(abs(x) < 1.0, found, where(eq(abs(x), 1.0), x * _INF, _NAN))

@@ -6,40 +6,19 @@ import math
 
 import torch
 
-from lenz.ir.dtype import F32, F64, I64
+from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Op
-from lenz.ops import coefficients as c
+from lenz.ops import poly
 from lenz.ops.arith import abs as magnitude
 from lenz.ops.arith import floor, fma, reciprocal, sqrt, square
-from lenz.ops.cast import bitcast, cast
+from lenz.ops.cast import cast
 from lenz.ops.compare import eq, isinf, isnan, ne, signbit, where
 from lenz.ops.emission import library
 from lenz.ops.fold import apply, binary, is_const, value_of
-from lenz.ops.poly import polynomial
 from lenz.ops.rules import FLOATS, INTS, float_op, same
 
 _INF = float("inf")
-_MAGIC = 1.5 * 2.0**52
-
-
-def _log2(x: Expr) -> Expr:
-    """log2 of a positive normal f64, to 2^-43 of the result."""
-    bits = bitcast(x, I64)
-    # The bits of sqrt(1/2): the exponent field carries when the significand passes sqrt(2).
-    e = (bits - 0x3FE6A09E667F3BCD) >> 52
-    m = bitcast(bits - (e << 52), F64)
-    t = (m - 1.0) / (m + 1.0)
-    return fma(t, polynomial(c.LOG2_F64, square(t)), cast(e, F64))
-
-
-def _exp2(x: Expr) -> Expr:
-    """2^x of an f64 with |x| <= 1000, to 2^-34 of the result."""
-    shifted = x + _MAGIC
-    r = x - (shifted - _MAGIC)
-    # The low bits of the sum are the integer; the shift drops the others.
-    power = bitcast((bitcast(shifted, I64) + 1023) << 52, F64)
-    return fma(polynomial(c.EXP2_F64, r), r, 1.0) * power
 
 
 def _expand_pow(x: Expr, y: Expr) -> Expr:
@@ -48,14 +27,14 @@ def _expand_pow(x: Expr, y: Expr) -> Expr:
         return _expand_integer_pow(x, y)
     size = magnitude(x)
     wide = cast(size, F64)
-    exponent = where(eq(size, 0.0), -_INF, _log2(wide))
+    exponent = where(eq(size, 0.0), -_INF, poly.log2_wide(wide))
     exponent = where(isinf(size), _INF, exponent)
     z = cast(y, F64) * exponent
     # 1^y is 1 also for infinite y, where the product is NaN. The limits are beyond f32's range.
     z = where(eq(size, 1.0), 0.0, z)
     z = where(z > 200.0, 200.0, z)
     z = where(z < -200.0, -200.0, z)
-    found = cast(_exp2(z), F32)
+    found = cast(poly.exp2_wide(z), F32)
     whole = eq(floor(y), y)
     odd = whole & ne(floor(y * 0.5), y * 0.5)
     bad = ((x < 0.0) & ~whole & ~isinf(x)) | (isnan(x) | isnan(y))

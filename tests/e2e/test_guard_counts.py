@@ -1,5 +1,7 @@
 """Dynamo guards as after aot_eager, as many compilations over lists of sizes, and right results.
 
+One more guard is lenz's: the level of forward-mode differentiation (frontend/levels.py).
+
 `test_guards` compares the conditions on sizes alone; here are those of Dynamo too, and what follows
 from both: which sizes share a compilation, sizes 0 and 1 among them, and sizes for which something
 does not hold that a first compilation took for granted.
@@ -56,7 +58,8 @@ def seen(fn: Fn, backend: str, sizes: Sequence[int]) -> tuple[list[int], list[li
     found: list[list[str]] = []
 
     def note(guards: Any) -> None:
-        found.append(sorted(f"{g.name} {g.guard_types} {g.code_list}" for g in guards))
+        kept = (g for g in guards if g.guard_types != ["DUAL_LEVEL"])
+        found.append(sorted(f"{g.name} {g.guard_types} {g.code_list}" for g in kept))
 
     counts = []
     with torch._dynamo.config.patch(recompile_limit=64):
