@@ -117,7 +117,7 @@ def by_mask(graph: Graph, n: Node) -> None:
     """Make the gradient of a piecewise linear op read a mask of bytes, unless x is saved anyway.
 
     threshold_backward(g, x, t)   -> where(x <= t, 0, g)
-    hardtanh_backward(g, x, s, t) -> where((x <= s) | (x >= t), 0, g)
+    hardtanh_backward(g, x, s, t) -> where((x > s) & (x < t), g, 0)
     leaky_relu_backward(g, x, s)  -> where(x > 0, g, g * s)
 
     ATen compares half types in f32, except for the first op on GPUs.
@@ -134,9 +134,10 @@ def by_mask(graph: Graph, n: Node) -> None:
         else:
             if any(limits) and (n.target is not RELU or value.device.type == "cpu"):
                 x = converted(call, x, torch.promote_types(value.dtype, torch.float32))
-            lost = call(aten.le.Scalar, x, limits[0])
-            if n.target is not RELU:
-                lost = call(aten.bitwise_or.Tensor, lost, call(aten.ge.Scalar, x, limits[1]))
-            made = call(aten.where.ScalarSelf, lost, 0, g)
+            if n.target is RELU:
+                made = call(aten.where.ScalarSelf, call(aten.le.Scalar, x, limits[0]), 0, g)
+            else:  # NaN gives 0
+                kept = [call(aten.gt.Scalar, x, limits[0]), call(aten.lt.Scalar, x, limits[1])]
+                made = call(aten.where.ScalarOther, call(aten.bitwise_and.Tensor, *kept), g, 0)
     n.replace_all_uses_with(made)
     graph.erase_node(n)

@@ -109,8 +109,8 @@ def hardtanh(x: Expr, min_val: Number = -1, max_val: Number = 1) -> Expr:
 
 @elementwise("hardtanh_backward", tensors=2)
 def hardtanh_backward(g: Expr, x: Expr, min_val: Number, max_val: Number) -> Expr:
-    """g strictly inside the bounds."""
-    return ops.where((x <= min_val) | (x >= max_val), 0, g)
+    """g strictly inside the bounds; 0 for NaN, as in ATen's vectors."""
+    return ops.where((x > min_val) & (x < max_val), g, 0)
 
 
 @elementwise("hardsigmoid")
@@ -135,8 +135,8 @@ def hardswish_backward(g: Expr, x: Expr) -> Expr:
 
 @elementwise("hardshrink_backward", "softshrink_backward", tensors=2)
 def shrink_backward(g: Expr, x: Expr, lambd: Number) -> Expr:
-    """0 where |x| <= lambd, else g."""
-    return ops.where((x >= -lambd) & (x <= lambd), 0.0, g)
+    """g where |x| > lambd, else 0; 0 for NaN, as in ATen's vectors."""
+    return ops.where((x < -lambd) | (x > lambd), g, 0.0)
 
 
 @elementwise("elu")
