@@ -175,7 +175,7 @@ def _share(e: Expr, shape: Sequence[Sym], axes: tuple[Axis, ...]) -> float:
     parts = affine_in(e.attrs[1][-1], axes[-1].var) if shape and axes else None
     sizes = (parts[1], shape[-1], axes[-1].extent) if parts and parts[0] is ONE else ()
     units = [x.value for x in sizes if isinstance(x, Int) and x.value % PIECE == 0]
-    return min(1.0, units[1] / units[2]) if len(units) == 3 else 1.0
+    return min(1.0, units[1] / max(units[2], 1)) if len(units) == 3 else 1.0
 
 
 def _covers(e: Expr, n: ir.Loop, p: ir.Pointwise) -> bool:

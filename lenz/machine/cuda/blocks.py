@@ -23,7 +23,7 @@ from lenz.ir.tensor import Axes, Axis
 from lenz.machine.cuda.capabilities import CAN
 from lenz.machine.cuda.flat import flattened
 from lenz.machine.cuda.shape import Shape
-from lenz.machine.cuda.whole import in_pieces, piece_of, untested
+from lenz.machine.cuda.whole import in_pieces, row_piece, untested
 from lenz.machines import Form
 from lenz.records import dataclass, replace
 from lenz.schedule.accesses import coefficient, score
@@ -169,7 +169,7 @@ def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
         # by rows, 74 in tiles of 4 rows, which do not fit in the cache together.
         widths = _widths(axes[-1:], shape.tile, env)
         return Tile("pointwise", widths, max(1, _area(widths) // 128))
-    if axes and (piece := piece_of([n.body for n in g.nests], axes[-1])) >= 128:
+    if axes and (piece := row_piece([n.body for n in g.nests], axes[-1])) >= 128:
         widths = _widths(axes[-1:], min(piece, shape.tile), env)
         widths |= _widths(axes[:-1], shape.tile // _area(widths), env)
         return Tile("pointwise", widths, 8)

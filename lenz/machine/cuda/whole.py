@@ -51,7 +51,7 @@ def untested(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     return (If(*is_whole, _rewritten(body, lane, known), _rewritten(body, lane, {})),)
 
 
-def piece_of(bodies: Iterable[Expr], row: Axis) -> int:
+def row_piece(bodies: Iterable[Expr], row: Axis) -> int:
     """The greatest power of two that divides all pieces of a row with formulas of their own."""
     tests = [e.args for e in nodes_of(*bodies) if e.op is LT and e.args[0].attrs[:1] == (row.var,)]
     ends = [e.attrs[0] if e.op is INDEX else ONE for _, e in tests]
