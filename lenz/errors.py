@@ -8,7 +8,7 @@ in an InternalError.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 # Eager's errors by the name of the check (`ops/check.py`). A kernel returns the index of its failed
 # check in this table, counted from 1.
@@ -119,6 +119,12 @@ def near_names(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {', '.join(near)}?" if near else f"known names: {', '.join(names)}"
+
+
+def some(things: Sequence[object], noun: str) -> str:
+    """Their number, with the noun."""
+    ending = "" if len(things) == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{len(things)} {noun}{ending}"
 
 
 def annotate(e: BaseException, text: str) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from lenz.debug.names import titled
 from lenz.debug.traffic import touched
+from lenz.errors import some
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Extern, buffers_of, outs_of, reads_of, roots_of
 from lenz.ir.kernel import Kernel, Launch, Rejected, Schedule, exprs_of
@@ -210,12 +211,6 @@ def _estimate(moved: int, device: str) -> str:
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
         return ""  # compiled for a device that is not here
     return f", about {moved / bandwidth(device) / 1e3:.2f} us by its bytes"
-
-
-def some(things: Sequence[object], noun: str) -> str:
-    """Their number, with the noun."""
-    ending = "" if len(things) == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{len(things)} {noun}{ending}"
 
 
 def _line(k: KernelReport) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 
 from lenz.debug.names import titled
 from lenz.debug.profile import Profile, Ran
-from lenz.debug.report import AllocReport, ExternReport, GraphReport, KernelReport, some
+from lenz.debug.report import AllocReport, ExternReport, GraphReport, KernelReport
 from lenz.debug.work import machine
+from lenz.errors import some
 from lenz.page.sections import report_data
 from lenz.page.texts import sources_of
 from lenz.page.write import page
