@@ -24,7 +24,7 @@ from lenz.errors import UserError
 from lenz.frontend import FxProgram
 from lenz.frontend.alone import ends_of, listed, traced_context, traced_inputs
 from lenz.frontend.capture import capture
-from lenz.ir.plan import Boxed
+from lenz.ir.plan import Boxed, Input
 from lenz.ir.printer import show
 from lenz.keys import native_names
 from lenz.loading import foreign
@@ -85,7 +85,7 @@ def standalone_compile(
         gm, own = listed(gm), dict[str, Tensor]()
         own |= gm.named_parameters(remove_duplicate=False)
         own |= gm.named_buffers(remove_duplicate=False)
-        job.compile(gm, example_inputs)
+        job.compile(gm, example_inputs, [*own, *map(str, range(len(example_inputs)))])
         names, tensors = _weights(own)
         call = {"in": None, "out": None, "weights": names, "written": [],
                 "given": [_described(x) for x in traced_inputs(gm, example_inputs)]}  # fmt: skip
@@ -94,10 +94,14 @@ def standalone_compile(
 
 @dataclass(slots=True)
 class _Job:
-    """One compilation for several CPU levels, with its own store for machine code."""
+    """One compilation for several CPU levels, with its own store for machine code.
+
+    called  the weights by name and the program's arguments by number, as messages name them
+    """
 
     options: Options
     levels: Sequence[str]
+    called: Sequence[str] = ()
     folder: tempfile.TemporaryDirectory[str] = field(
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="lenz-")
     )
@@ -106,9 +110,9 @@ class _Job:
     devices: dict[str, str] = field(default_factory=dict)
     name: str = ""
 
-    def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> None:
+    def compile(self, gm: GraphModule, inputs: Sequence[Any], called: Sequence[str]) -> None:
         """Compile a graph for all levels."""
-        native = native_names(None)
+        native, self.called = native_names(None), called
         with torch.no_grad(), traced_context(inputs):
             capture(gm, inputs, self.program, self.options, native, "artifact")
         if not self.variants:
@@ -128,6 +132,9 @@ class _Job:
     def add(self, made: Compiled, k: int, needs: Sequence[str]) -> None:
         """Keep the plan, constants and code of a compilation."""
         plan, constants = made.complete
+        given = zip(plan.inputs, self.called, strict=True)
+        told = [replace(i, called=c) if isinstance(i, Input) else i for i, c in given]
+        plan = replace(plan, inputs=tuple(told))
         self.name = plan.name
         if others := foreign(plan):
             raise UserError(f"an artifact cannot call {others[0]}, which is not torch's own")
@@ -166,7 +173,7 @@ def _contents_of(
     with job.folder:
         gm, kept, given = _flat(exported)
         inputs = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]
-        job.compile(gm, inputs)
+        job.compile(gm, inputs, [*kept, *(str(k) for k, g in enumerate(given) if "is" not in g)])
         held = {**exported.constants, **exported.state_dict}
         names, tensors = _weights({n: held[n] for n in kept})
         call = {

@@ -130,6 +130,8 @@ def _check(k: int, value: Any, g: Mapping[str, Any]) -> None:
         return
     if not isinstance(value, Tensor):
         raise UserError(f"argument {k} is of type {type(value).__name__}, and was a tensor")
+    if value.layout is not torch.strided or value.is_nested:
+        raise UserError(f"argument {k} is sparse, nested or packed, and was a dense tensor")
     told = f"{g['dtype']} with {len(g['size'])} dimensions on {g['device']}"
     dtype = str(value.dtype).removeprefix("torch.")
     if (dtype, value.dim(), value.device.type) != (g["dtype"], len(g["size"]), g["device"]):

@@ -311,6 +311,7 @@ def _needs(level: str) -> tuple[str, ...]:
     return levels.targets([level])[0][1]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_other_arguments_are_refused(tmp_path: Path) -> None:
     made("counted", tmp_path / "m.lenz")
     run = lenz.load(tmp_path / "m.lenz")
@@ -324,6 +325,10 @@ def test_other_arguments_are_refused(tmp_path: Path) -> None:
         ((x[0], how), "argument 0 is float32 with 1 dimensions"),
         ((x, {**how, "by": 4}), "argument 1 is 4, and was 3"),
         ((x, {**how, "bias": 1.0}), "argument 2 is of type float, and was a tensor"),
+        ((torch.randn(3, 4).t(), how), "argument 0: expected stride"),
+        ((x, {**how, "bias": torch.randn(3)._neg_view()}), "argument 2: expected negative bit"),
+        ((x.to_sparse(), how), "argument 0 is sparse, nested or packed"),
+        ((x.to_sparse_csr(), how), "argument 0 is sparse, nested or packed"),
     ]:
         with pytest.raises(UserError, match=why):
             run(*args)
