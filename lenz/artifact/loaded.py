@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from lenz.artifact import specs
 from lenz.artifact.container import Contents, Manifest, read, to_bytes, write, write_folder
-from lenz.errors import UserError
+from lenz.errors import UserError, some
 from lenz.ir.interned import uncollected
 from lenz.ir.lexer import ReadError
 from lenz.ir.plan import Boxed, Plan
@@ -92,7 +92,7 @@ class CompiledArtifact:
         """
         given = [(k, g) for k, g in enumerate(self._given) if "is" not in g]
         if len(values) != len(given):
-            raise UserError(f"the program takes {len(given)} tensors and sizes, not {len(values)}")
+            raise UserError(f"the program takes {some(given, 'input')}, not {len(values)}")
         for value, (k, g) in zip(values, given, strict=True):
             _check(k, value, g)
         with torch.no_grad():
@@ -106,11 +106,12 @@ class CompiledArtifact:
         if self._in is None:
             flat: list[Any] = list(args)
         else:
-            flat, spec = pytree.tree_flatten((args, dict(kwargs)))
-            if spec != self._in:
-                raise UserError(f"the program takes {_told(self._in)}, not {_told(spec)}")
+            try:
+                flat = self._in.flatten_up_to((args, dict(kwargs)))
+            except ValueError:
+                raise UserError(_mismatch(self._in, (args, dict(kwargs)))) from None
         if len(flat) != len(self._given):
-            raise UserError(f"the program takes {len(self._given)} arguments, not {len(flat)}")
+            raise UserError(f"the program takes {some(self._given, 'argument')}, not {len(flat)}")
         found = []
         for k, (value, g) in enumerate(zip(flat, self._given, strict=True)):
             if "is" in g:
@@ -144,8 +145,18 @@ def _check(k: int, value: Any, g: Mapping[str, Any]) -> None:
             raise UserError(f"size {d} of argument {k} is {n}, and the program takes {ends}")
 
 
-def _told(spec: Any) -> str:
-    return f"{spec.num_leaves} values as {spec}"
+def _mismatch(want: pytree.TreeSpec, given: Any) -> str:
+    """What the program takes and what a call gives: numbers, or structures with `*` for values."""
+    got = pytree.tree_structure(given)
+    told = _told if _told(want) != _told(got) else pytree.treespec_pprint
+    return f"the program takes {told(want)}, not {told(got)}"
+
+
+def _told(spec: pytree.TreeSpec) -> str:
+    """The number of arguments, and the keywords."""
+    names = ", ".join(sorted(spec.child(1).context))
+    keywords = f" and the keyword{'s' * (', ' in names)} {names}" if names else ""
+    return some(spec.child(0).children(), "argument") + keywords
 
 
 def _weight(w: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:

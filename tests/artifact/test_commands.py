@@ -72,7 +72,7 @@ def test_what_cannot_be_run_is_said(artifact: Path, tmp_path: Path, told: Any) -
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     (tmp_path / "short.npy").write_bytes(b"\x93NUMPY\x01\x00")
     cases: list[tuple[list[Any], str]] = [
-        ([], "the program takes 2 tensors and sizes, not 0"),
+        ([], "the program takes 2 inputs, not 0"),
         ([tmp_path / "none.npy"], "there is no file"),
         ([tmp_path / "objects.npy"], "is not an array for torch"),
         ([tmp_path / "short.npy"], "is not an array for torch"),

@@ -318,7 +318,9 @@ def test_other_arguments_are_refused(tmp_path: Path) -> None:
     x, how = torch.randn(4, 3), {"by": 3, "bias": torch.randn(3)}
     run(x, how)
     for args, why in [
-        ((x, how, x), "the program takes"),
+        ((x, how, x), "the program takes 2 arguments, not 3 arguments$"),
+        ((x,), "the program takes 2 arguments, not 1 argument$"),
+        ((x, {"by": 3}), r"takes \(\(\*, {'by': \*, 'bias': \*}\), {}\), not \(\(\*, {'by'"),
         ((x[:, :2], how), "size 1 of argument 0 is 2, and the program takes 3"),
         ((torch.randn(101, 3), how), "size 0 of argument 0 is 101, and the program takes 3 to 100"),
         ((x.double(), how), "argument 0 is float64 with 2 dimensions on cpu"),
@@ -332,6 +334,22 @@ def test_other_arguments_are_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match=why):
             run(*args)
+
+
+def test_keywords_come_in_any_order_and_wrong_ones_are_named(tmp_path: Path) -> None:
+    class Keywords(nn.Module):
+        def forward(self, x: Tensor, *, by: Tensor, to: Tensor) -> Tensor:
+            return x * by + to
+
+    x, by, to = torch.randn(3), torch.randn(3), torch.randn(3)
+    run = lenz.export(Keywords(), tmp_path / "m.lenz", (x,), {"by": by, "to": to})
+    torch.testing.assert_close(run(x, to=to, by=by), x * by + to)
+    with pytest.raises(UserError, match="takes 1 argument and the keywords by, to, not 2 argum"):
+        run(x, by, to=to)
+    with pytest.raises(UserError, match=r"not 1 argument and the keyword by$"):
+        run(x, by=by)
+    with pytest.raises(UserError, match="argument 0 is of type tuple, and was a tensor"):
+        run((x,), by=by, to=to)
 
 
 def test_an_inverse_is_checked(tmp_path: Path) -> None:
