@@ -244,7 +244,10 @@ def _checked(name: str, kind: str, value: object) -> object:
             return tuple(map(_pass, given))
         case _, str() if value in choices:
             return value
-    expected = f"one of {', '.join(choices)}" if choices else str(kind)
+        case _, int() if str(int(value)) in choices:
+            return str(int(value))
+    truth, absent = ["True", "False"] * kind.startswith("bool"), ["None"] * kind.endswith("None")
+    expected = f"one of {', '.join([*truth, *choices, *absent])}" if choices else kind
     raise UserError(f"option {name}: expected {expected}, got {value!r}")
 
 

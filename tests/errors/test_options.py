@@ -116,6 +116,8 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"memory_budget": True}, "option memory_budget: expected float | None, got True"),
     ({"on_error": "ignore"}, "option on_error: expected one of raise, eager, got 'ignore'"),
     ({"logs": ["ir", "cod"]}, "option logs: unknown 'cod'\n  try: did you mean code"),
+    ({"verify": "yes"}, "option verify: expected one of True, False, kernels, got 'yes'"),
+    ({"debug_values": 2}, "option debug_values: expected one of 1, save, None, got 2"),
     ({"logs": 3}, "option logs: expected one of graph, ir"),
     ({"cache_dir": 3}, "option cache_dir: expected str"),
     ({"debug_dir": 3}, "option debug_dir: expected str | None, got 3"),
@@ -144,6 +146,11 @@ def test_a_wrong_value_names_option_expectation_and_value(
 def test_a_wrong_variable_is_the_users_error(variable: str, text: str) -> None:
     with pytest.raises(UserError, match=text):
         read(**{variable: text})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [1, True, "1"])
+def test_values_are_shown_by_a_number_a_truth_value_or_a_text(value: object) -> None:
+    assert read({"debug_values": value}).debug_values == "1"
 
 
 def test_logs_take_text_or_a_list_and_have_one_order() -> None:
