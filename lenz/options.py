@@ -168,7 +168,8 @@ class Options:
             values[name] = _parse(variable, str(known[name].type), env[variable])
         for name, value in (overrides or {}).items():
             if name not in known:
-                raise UserError(f"unknown option {name!r}", hint=near_names(name, known))
+                hint = near_names(name, known) if isinstance(name, str) else "names are strings"
+                raise UserError(f"unknown option {name!r}", hint=hint)
             values[name] = value
         for name, value in values.items():
             values[name] = _checked(name, str(known[name].type), value)
@@ -209,7 +210,8 @@ def _parse(variable: str, kind: str, text: str) -> object:
                 raise UserError(f"{variable}={text}: expected a whole number") from None
         case "float | None":
             try:
-                return float(text) if text and text != "None" else None
+                number = int if text.isdecimal() else float
+                return number(text) if text and text != "None" else None
             except ValueError:
                 raise UserError(f"{variable}={text}: expected a number") from None
         case str() if kind.endswith("| None"):
@@ -227,14 +229,14 @@ def _checked(name: str, kind: str, value: object) -> object:
         case str(), None if kind.endswith("| None"):
             return value
         case "int", int() if not isinstance(value, bool):
-            if value < (least := 1 if name == "cuda_graph_sizes" else -1):
+            if value < (least := 1 if name in ("cuda_graph_sizes", "side_by_side") else -1):
                 raise UserError(f"option {name}: {value} is below {least}")
             return value
         case "float | None", int() | float() if not isinstance(value, bool):
-            if not (0 < value <= 1 or (1 < value < 2**63 and value == int(value))):
+            if not (0 < value <= 1 or (isinstance(value, int) and 1 < value < 2**63)):
                 hint = "give a fraction of the default, such as 0.5, or a whole number of bytes"
                 raise UserError(f"option {name}: {value} is not a budget", hint=hint)
-            return float(value)
+            return value
         case (("str" | "str | None"), (str() | os.PathLike())):
             return os.fspath(value)
         case "tuple[Log, ...]", (str() | tuple() | list()):

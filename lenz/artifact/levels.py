@@ -31,13 +31,13 @@ def usual() -> tuple[str, ...]:
 
 
 def targets(levels: Sequence[str]) -> list[tuple[Target, tuple[str, ...]]]:
-    """Each level's target and required features, highest level first.
+    """Each level's target and required features, highest level first; a text is one level.
 
     Raises UserError for a level that this architecture does not have.
     """
     mine = host().target()
     made = []
-    for level in levels:
+    for level in [levels] if isinstance(levels, str) else levels:
         if level not in known():
             raise UserError(f"unknown level {level!r}", hint=f"levels are {', '.join(known())}")
         made.append((known().index(level), *_target(level, mine)))

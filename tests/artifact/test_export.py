@@ -380,6 +380,8 @@ def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "m.lenz").exists()
     with pytest.raises(UserError, match="unknown level 'v9'"):
         lenz.export(perceptron(), tmp_path / "m.lenz", (torch.randn(3, 6),), levels=("v9",))
+    with pytest.raises(UserError, match="unknown level 'hosts'"):
+        lenz.export(perceptron(), tmp_path / "m.lenz", (torch.randn(3, 6),), levels="hosts")
 
 
 def test_a_missing_folder_is_named_before_anything_is_compiled(tmp_path: Path) -> None:
@@ -392,7 +394,7 @@ def test_a_missing_folder_is_named_before_anything_is_compiled(tmp_path: Path) -
 
 
 def test_a_folder_for_people(tmp_path: Path) -> None:
-    made("perceptron", tmp_path / "m.lenz", levels=("host",))
+    made("perceptron", tmp_path / "m.lenz", levels="host")
     run = lenz.load(tmp_path / "m.lenz")
     run.save(tmp_path / "m", format="unpacked")
     assert (

@@ -94,6 +94,20 @@ def test_an_unknown_option_lists_near_names(name: str) -> None:
         read({name: True})
 
 
+def test_a_name_that_is_no_text_is_told() -> None:
+    with pytest.raises(UserError, match="unknown option 3\n  try: names are strings"):
+        read({3: 4})  # type: ignore[dict-item]  # a user's mistake
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0.5", 0.5), ("1", 1), ("4096", 4096), ("None", None), ("", None)]
+)
+def test_a_budget_from_a_variable(text: str, value: float | None) -> None:
+    found = read(LENZ_MEMORY_BUDGET=text).memory_budget
+    assert found == value
+    assert found is None or read({"memory_budget": found}).memory_budget == value
+
+
 def test_an_unknown_variable_lists_near_names() -> None:
     with pytest.raises(UserError, match=r"LENZ_FUZE\n  try: did you mean LENZ_FUSE"):
         read(LENZ_FUZE="1")
@@ -112,6 +126,8 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"fuel": -2}, "option fuel: -2 is below -1"),
     ({"memory_budget": 0}, "option memory_budget: 0 is not a budget\n  try: give a fraction"),
     ({"memory_budget": 1.5}, "option memory_budget: 1.5 is not a budget"),
+    ({"memory_budget": 2.0}, "option memory_budget: 2.0 is not a budget"),
+    ({"side_by_side": 0}, "option side_by_side: 0 is below 1"),
     ({"memory_budget": float("inf")}, "option memory_budget: inf is not a budget"),
     ({"memory_budget": True}, "option memory_budget: expected float | None, got True"),
     ({"on_error": "ignore"}, "option on_error: expected one of raise, eager, got 'ignore'"),
