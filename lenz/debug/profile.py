@@ -173,9 +173,12 @@ class Profile:
         return made
 
     def tell(self, path: str | None) -> None:
-        """Write a file, or print to standard error; nothing if nothing ran."""
+        """Write a file, or print to standard error, also if that fails; nothing if nothing ran."""
         if self.ran and path is not None:
-            self.save(path)
+            try:
+                self.save(path)
+            except OSError as e:
+                print(f"lenz: cannot write {path}: {e.strerror}\n{self}", file=sys.stderr)
         elif self.ran:
             print(self, file=sys.stderr)
 

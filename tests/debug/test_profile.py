@@ -110,6 +110,16 @@ def test_a_variable_profiles_a_whole_program(tmp_path: Path) -> None:
     assert "SUMMARY 6 calls of graphs: " in text
 
 
+@pytest.mark.rest
+def test_a_file_that_cannot_be_written_is_told_before_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "table.txt"
+    env = {**os.environ, "LENZ_PROFILE": "1", "LENZ_PROFILE_OUTPUT": str(path)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, check=True, capture_output=True)
+    text = done.stderr.decode()
+    assert f"lenz: cannot write {path}: No such file" in text and "Traceback" not in text
+    assert "SUMMARY 6 calls of graphs: " in text
+
+
 def test_results_and_gradients_are_the_same_as_without() -> None:
     def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         soft(x, w).sum().backward()
