@@ -228,5 +228,5 @@ def requests(stream: IO[bytes]) -> Any:
     """Yield the client's requests until it is gone."""
     while len(head := stream.read(FRAME.size)) == FRAME.size:
         size, more = FRAME.unpack(head)
-        with suppress(TypeError):
+        with suppress(TypeError, ValueError):  # of another lenz, or the client has died in it
             yield Request(**json.loads(stream.read(size)), graph=stream.read(more))

@@ -37,16 +37,16 @@ NICE = 10
 
 
 def serve(compile_for: CompileFor) -> None:
-    """Answer requests until the client is gone."""
+    """Answer requests until the client is gone, which may be in the middle of one."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL)
     with suppress(AttributeError, OSError):
         os.nice(NICE)
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    for request in requests(sys.stdin.buffer):
-        answers.write(json.dumps(compile_request(request, compile_for)).encode() + b"\n")
-        answers.flush()
+    with suppress(BrokenPipeError):
+        for request in requests(sys.stdin.buffer):
+            answers.write(json.dumps(compile_request(request, compile_for)).encode() + b"\n")
 
 
 def compile_request(request: Request, compile_for: CompileFor) -> str:

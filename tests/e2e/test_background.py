@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -209,6 +210,21 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
     assert again is not None and again.pid != server.pid
     process.close()
     assert again.wait(60) != 0
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("most", (None, 40))
+def test_a_process_to_which_nobody_listens_ends_quietly(most: int | None) -> None:
+    """`most` bytes of a request arrive before the client is gone."""
+    wrong = Request(b"no graph", "key", "g", {"logs": []}, "other", "", {}, [])
+    command = [sys.executable, "-c", background.CODE, *map(str, sys.path)]
+    ends: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **ends) as server:
+        assert server.stdin and server.stdout and server.stderr
+        server.stdout.close()
+        server.stdin.write(wrong.frame()[:most])
+        server.stdin.close()
+        assert server.wait(120) == 0 and not server.stderr.read()
 
 
 def test_a_cache_that_was_emptied_means_eager(made: list[Background], tmp_path: Path) -> None:
