@@ -16,6 +16,7 @@ from math import sqrt
 
 from lenz.commands.minimise import minimise
 from lenz.commands.probe import ALL, STAGES, Judged, Outcome, Probe
+from lenz.errors import UserError
 from lenz.process import ask
 
 
@@ -90,10 +91,13 @@ def bisected(file: str, function: str, arguments: Sequence[str], seconds: float)
     """Find what is wrong with a program under lenz, and print it.
 
     A run may take `seconds`, and making the graph small about as long. Returns 0 if nothing is
-    wrong, 1 if something is, 2 if the program fails in eager.
+    wrong, 1 if something is, 2 if the program fails in eager. Raises UserError if the file or the
+    function is missing.
     """
     search = Bisection(program := Probe(file, function, (*arguments,)), seconds)
     if why := search.begin():
+        if why.startswith("UserError: "):  # the file or the function is missing
+            raise UserError(why.removeprefix("UserError: "))
         print(f"The program itself fails in eager.\n{why}".rstrip())
         return 2
     if not (whole := search.run()).kind:

@@ -120,8 +120,8 @@ def observe(p: Probe) -> Outcome:
         seen.keep(row.results)
         seen.what = row.failed
         return seen
-    fn, is_eager = fresh(p.file, p.function), p.way == "eager"
     try:
+        fn, is_eager = fresh(p.file, p.function), p.way == "eager"
         with torch.compiler.set_stance("force_eager" if is_eager else "default"):
             seen.keep(fn() if is_eager else torch.compile(fn, backend=bench.backend)())
     except Exception as e:  # noqa: BLE001  # of the program or of lenz: the caller knows

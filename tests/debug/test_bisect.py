@@ -206,6 +206,16 @@ def test_a_failure_in_eager_has_status_2(folder: Path, capfd: pytest.CaptureFixt
     assert "fails in eager" in out and "RuntimeError: size mismatch" in out
 
 
+def test_a_missing_file_or_function_is_told_in_a_line(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bisect", str(folder / "nowhere.py")]) == 1
+    assert main(["bisect", "--function", "brokem", written(folder)]) == 1
+    out, err = capfd.readouterr()
+    assert "there is no file" in err and "did you mean broken" in err and "Traceback" not in err
+    assert "fails in eager" not in out
+
+
 def test_a_program_gets_its_arguments(folder: Path) -> None:
     trial = probed(written(folder), function="told", arguments=("5",))
     assert [x.tolist() for x in trial.want] == [[2.0, 5.0]]
