@@ -115,10 +115,11 @@ REPORT = "report it with the saved files; until it is fixed you only lose speed"
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the names of `known` closest to `name`, best first."""
+    """Return a hint with the names of `known` closest to `name`, best first, or else all."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f"did you mean {', '.join(near)}?" if near else f"known names: {', '.join(names)}"
+    listed = f"known names: {', '.join(names)}" if names else ""
+    return f"did you mean {', '.join(near)}?" if near else listed
 
 
 def some(things: Sequence[object], noun: str) -> str:

@@ -144,6 +144,8 @@ def read(source: str | os.PathLike[str] | bytes) -> Contents:
         if hashlib.sha256(text.encode()).hexdigest() != head["sha256"]:
             raise UserError("this artifact is damaged: the manifest has changed")
         manifest = json.loads(text)
+    except UserError:
+        raise
     except (SafetensorError, KeyError, ValueError, TypeError) as e:
         raise UserError(f"this is not a lenz artifact, or a damaged one: {e}") from e
     if manifest["format"] != FORMAT:

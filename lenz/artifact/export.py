@@ -78,8 +78,11 @@ def standalone_compile(
     gm              a graph of aten or torch calls; it is not changed
     example_inputs  its arguments: tensors (may be fake) and sizes; symbolic sizes stay symbolic
 
-    The artifact takes the arguments of `gm` and returns its results as a list.
+    The artifact takes the arguments of `gm` and returns its results as a list. Raises UserError if
+    `gm` is no graph.
     """
+    if not isinstance(gm, GraphModule):
+        raise UserError(f"the graph is a {type(gm).__name__}, not a torch.fx.GraphModule")
     job = _Job(Options.from_environment({**(options or {}), **FIXED}), levels)
     with job.folder:
         gm, own = listed(gm), dict[str, Tensor]()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lenz.commands.script import function_of
 from lenz.debug.precise import leaves, precise
+from lenz.errors import some
 from lenz.records import dataclass, field
 
 EAGER, LENZ, DEFAULT = "eager", "lenz", "inductor"  # the last one is torch's default backend
@@ -123,8 +124,8 @@ def in_turns(rows: Sequence[Row], seconds: float) -> None:
 
 def shown_rows(title: str, rows: Sequence[Row], reference: Row) -> Iterator[str]:
     """The lines of the result."""
-    rounds, eager = len(rows[0].times), rows[0].times
-    yield f"{title}: medians of {rounds} rounds in turns, {torch.get_num_threads()} threads\n"
+    rounds, eager, threads = len(rows[0].times), rows[0].times, torch.get_num_threads()
+    yield f"{title}: medians of {rounds} rounds in turns, {some(range(threads), 'thread')}\n"
     yield f"{'':<10}{'first call':>12}{'a call':>14}{'of eager':>10}{'error':>11}"
     for row in rows:
         if row.failed:

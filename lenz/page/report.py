@@ -13,7 +13,7 @@ from lenz.debug.names import titled
 from lenz.debug.profile import Profile, Ran
 from lenz.debug.report import AllocReport, ExternReport, GraphReport, KernelReport
 from lenz.debug.work import machine
-from lenz.errors import some
+from lenz.errors import UserError, some
 from lenz.page.sections import report_data
 from lenz.page.texts import sources_of
 from lenz.page.write import page
@@ -57,8 +57,11 @@ class Report:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the report as one HTML file, which opens offline; as data if it ends in `.json`.
 
-        The file holds the lines of the user's that the report names. Raises OSError.
+        The file holds the lines of the user's that the report names. Raises OSError, and UserError
+        for another ending.
         """
+        if Path(path).suffix not in ("", ".html", ".htm", ".json"):
+            raise UserError(f"{path}: a report is an .html or a .json file")
         data = self.data()
         is_data = str(path).endswith(".json")
         text = json.dumps(data, indent=1) + "\n" if is_data else page(data)

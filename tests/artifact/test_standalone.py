@@ -68,6 +68,11 @@ def test_a_module_with_parameters(tmp_path: Path) -> None:
     assert list(run.weights) == ["weight", "bias"]
 
 
+def test_what_is_no_graph_is_refused() -> None:
+    with pytest.raises(UserError, match=r"is a Linear, not a torch\.fx\.GraphModule"):
+        lenz.standalone_compile(nn.Linear(3, 4), [torch.ones(2, 3)])  # type: ignore[arg-type]
+
+
 def test_a_level_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match="unknown level 'v0'"):
         lenz.standalone_compile(symbolic_trace(lambda x: x + 1), [torch.ones(2)], levels=("v0",))

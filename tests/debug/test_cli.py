@@ -90,6 +90,15 @@ def test_wrong_arguments_are_told_in_a_line(
     assert message in capsys.readouterr().err
 
 
+def test_a_file_without_functions_has_no_near_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("x = 1")
+    assert main(["explain", str(file)]) == 1
+    assert capsys.readouterr().err == f"lenz: {file} has no function 'main'\n"
+
+
 def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         main(["dema"])

@@ -129,6 +129,13 @@ def test_without_a_c_compiler_the_default_backend_is_a_line(file: str, tmp_path:
     assert re.search(r"^lenz +\d", done.stdout, re.M)
 
 
+@pytest.mark.parametrize(("count", "told"), [(1, "1 thread\n"), (2, "2 threads\n")])
+def test_threads_are_counted(count: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    row = compare.Row("eager", times=[1.0])
+    assert next(compare.shown_rows("main", [row], row)).endswith(f"in turns, {told}")
+
+
 def test_rounds_begin_with_another_row_each_time() -> None:
     order: list[str] = []
     rows = [Row(n, lambda n=n: order.append(n)) for n in "abc"]  # type: ignore[misc]

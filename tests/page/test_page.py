@@ -20,7 +20,7 @@ from lenz.cli import main
 from lenz.debug.names import titled
 from lenz.debug.report import ExternReport, KernelReport
 from lenz.debug.work import rates
-from lenz.errors import Unsupported
+from lenz.errors import Unsupported, UserError
 from lenz.page.guards import advice
 from lenz.page.report import MOST, Report
 from lenz.page.texts import code_of, sources_of
@@ -189,6 +189,9 @@ def test_a_report_as_data(report: Report, tmp_path: Path) -> None:
     report.save(tmp_path / "x.json")
     data = json.loads((tmp_path / "x.json").read_text())
     assert data["graphs"][0]["name"] == report.graphs[0].name
+    with pytest.raises(UserError, match=r"x\.pdf: a report is an \.html or a \.json file"):
+        report.save(tmp_path / "x.pdf")
+    assert not (tmp_path / "x.pdf").exists()
 
 
 def test_times_are_those_of_the_steps(report: Report) -> None:
