@@ -169,6 +169,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     (FIRST, lambda x, *_, dtype=None, **__: (dtype or getattr(x, "dtype", 0)) in (*BOOL, *INTS)),
     (f"{NUMERIC} randint_like", of(*BOOL)),
     ("pow clamp floor_divide remainder fmod", bools),
+    ("pow", only(torch.uint16, torch.uint32, torch.uint64)),
     ("div", lambda *a, rounding_mode=None: rounding_mode is not None and bools(*a)),
     ("add sub rsub", lambda *a, alpha=1: type(alpha) is float and only(*BOOL, *INTS)(*a)),
     ("add sub rsub", lambda *a, alpha=1: alpha is True and not only(*BOOL)(*a)),

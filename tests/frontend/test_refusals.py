@@ -42,6 +42,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     "alpha is whole": (lambda x, a: torch.add(x, x, alpha=a), (K, 1.5), (K, 2)),
     "alpha is a number": (lambda x, a: torch.add(x, x, alpha=a), (X, True), (B, True)),
     "powers of numbers": (torch.pow, (B, B), (B, 2)),
+    "powers of signed numbers": (lambda x: 2**x, (K.to(torch.uint16),), (K,)),
     "bounds of numbers": (torch.clamp, (B, B, B), (K, K, K)),
     "quotients of numbers": (lambda x: torch.div(x, x, rounding_mode="trunc"), (B,), (K,)),
     "exponents": (torch.ldexp, (X[:, :2], B), (X[:, :2], K)),
