@@ -64,7 +64,7 @@ def in_pieces(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     if len(body) == 1 and isinstance(body[0], For) and body[0].kind == "grid":
         return (replace(body[0], body=in_pieces(body[0].body)),)
     lanes = [s.axis for s in walk(body) if isinstance(s, For)]
-    found = {e: test for e in nodes_of(*exprs_of(body)) if (test := _uniform(e, lanes)) is not None}
+    found = {e: t for e in nodes_of(*exprs_of(body)) if lanes and (t := _uniform(e, lanes))}
     if not found:
         return body
     low, high = next(iter(found.values()))
