@@ -69,6 +69,18 @@ def test_programs_compute_the_piece_of_a_row_in_which_they_lie(
     assert_function(joined, torch.randn((1 << 19) // (size * pieces) + 4, size))
 
 
+def test_no_branch_is_left_that_never_runs() -> None:
+    """Both tests of a gate of joined parts say the same; sizes of 1 have no lanes, of 0 no pieces."""
+
+    def gated(x: Tensor) -> Tensor:
+        return torch.nn.functional.glu(torch.cat([x, x], -1), -1)
+
+    for shape in ((2, 1, 2), (1, 1), (3, 0), (600, 1024)):
+        x = torch.randn(shape)
+        assert_function(lambda x: torch.nn.functional.glu(torch.cat([x, x], 0), 0), x)
+        assert_function(gated, x)
+
+
 @pytest.mark.parametrize(("size", "kernels"), [(4864, 1), (4870, 2)])
 def test_a_long_formula_is_stored_if_programs_lie_in_two_pieces(size: int, kernels: int) -> None:
     def gradients(g: Tensor, x: Tensor, y: Tensor) -> Tensor:

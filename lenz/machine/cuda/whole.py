@@ -30,6 +30,7 @@ from lenz.ops.compare import LE, LT, WHERE
 from lenz.ops.fold import apply
 from lenz.schedule.cut import undecided
 from lenz.sym import ONE, ZERO, Add, Int, Mod, Sym, Var, affine_in, divisor, substitute
+from lenz.sym.prove import prove_le, prove_lt
 
 
 def untested(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -67,10 +68,19 @@ def in_pieces(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     found = {e: t for e in nodes_of(*exprs_of(body)) if lanes and (t := _uniform(e, lanes))}
     if not found:
         return body
+    sure = {e: prove_lt(a, b) for e, (a, b) in found.items() if prove_lt(a, b) or prove_le(b, a)}
+    if sure:
+        return in_pieces(_rewritten(body, lanes[-1], sure))
     low, high = next(iter(found.values()))
-    then = {e: x == (low, high) for e, x in found.items() if x in ((low, high), (high, low + 1))}
-    both = then, {e: not holds for e, holds in then.items()}
-    return (If(low, high, *(in_pieces(_rewritten(body, lanes[-1], x)) for x in both)),)
+    below, above = dict[Expr, bool](), dict[Expr, bool]()
+    for e, (a, b) in found.items():  # low < end, or end < low + 1
+        end = b if a is low else a if b is low + 1 else None
+        if end is not None and prove_le(high, end):
+            below[e] = a is low
+        if end is not None and prove_le(end, high):
+            above[e] = a is not low
+    parts = [in_pieces(_rewritten(body, lanes[-1], known)) for known in (below, above)]
+    return (If(low, high, *parts),)
 
 
 def _uniform(e: Expr, lanes: Sequence[Axis]) -> tuple[Sym, Sym] | None:
