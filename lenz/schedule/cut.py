@@ -118,7 +118,7 @@ def undecided(tests: Sequence[tuple[Sym, Sym]]) -> tuple[Sym, Sym] | None:
     return reduce(maximum, [a - b for a, b in left]), ZERO
 
 
-def over_parts(x: Statement, over: dict[Var, tuple[Var, ...]]) -> Statement:
+def over_parts(x: Stmt, over: dict[Var, tuple[Var, ...]]) -> Stmt:
     """A reduction over the blocks and the lanes of its former axes."""
     if not isinstance(x, Reduce):
         return x
@@ -138,6 +138,6 @@ def bounded(body: tuple[Stmt, ...], ends: Mapping[Var, Var]) -> tuple[Stmt, ...]
     return tuple(made)
 
 
-def all_moved(statements: Sequence[Statement], at: Mapping[Var, Sym]) -> tuple[Stmt, ...]:
+def all_moved(statements: Sequence[Stmt], at: Mapping[Var, Sym]) -> tuple[Stmt, ...]:
     """The statements with loop variables replaced."""
     return tuple([kernel.moved(s, at) for s in statements])

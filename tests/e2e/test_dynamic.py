@@ -283,3 +283,31 @@ def test_ranges_whose_guards_torch_loses() -> None:
         compiled(ours, ours[:, 1:])
         f(theirs, theirs[:, 1:])
         assert torch.equal(ours, theirs), n
+
+
+WRAPPED: dict[str, Callable[[Tensor], Tensor]] = {
+    "roll": lambda x: x.roll(3, 1),
+    "roll back": lambda x: x.roll(-5, 1),
+    "roll far": lambda x: x.roll(1000, 1),
+    "roll all": lambda x: x.roll(-40),
+    "rolls": lambda x: x.roll(3, 1) + x.roll(-7, 1) * x.roll(40, 1),
+    "repeat": lambda x: x.repeat(1, 3) + 1,
+    "repeat both": lambda x: x.repeat(2, 40),
+    "part": lambda x: x[:, :100].repeat(1, 20),
+    "positions": lambda x: x + torch.arange(x.shape[1]) % 48,
+    "flat": lambda x: x[:, : x.shape[1] // 2].reshape(-1),
+    "largest": lambda x: x.roll(3, 1).amax(1) if x.numel() else x,
+    "place": lambda x: x.roll(3, 1).argmax(1) if x.numel() else x,
+    "sum": lambda x: (x.roll(3, 1).round().long() * x.repeat(1, 2)[:, ::2].round().long()).sum(1),
+}
+
+
+@pytest.mark.parametrize("dynamic", (True, False))
+@pytest.mark.parametrize("name", WRAPPED)
+def test_an_index_that_wraps_around_gives_the_same_bits(name: str, dynamic: bool) -> None:
+    """One loop per period: parts at both ends, blocks of 4096, periods shorter than a vector."""
+    run = torch.compile(WRAPPED[name], backend="lenz", dynamic=dynamic)
+    for n in (130, 0, 1, 2, 3, 16, 31, 97, 4097, 9001) if dynamic else (37, 2, 4099):
+        x = torch.randn(3, n)
+        got, want = run(x), WRAPPED[name](x)
+        assert got.dtype is want.dtype and torch.equal(got, want), f"{name} of rows of {n}"

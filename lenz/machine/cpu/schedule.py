@@ -11,6 +11,7 @@ from lenz.ir.expr import Expr, cost_of, loads_of, vars_of
 from lenz.ir.kernel import For, If, Reduce, Scan, Sort, Stmt, Store, TileConfig, exprs_of, walk
 from lenz.machine.cpu import vectors
 from lenz.machine.cpu.loops import choose_form
+from lenz.machine.cpu.wraps import unwrapped
 from lenz.machines import Form, Space
 from lenz.schedule.accesses import coefficient
 from lenz.schedule.legal import Group
@@ -66,7 +67,7 @@ def forms(
         # All columns of a bag are copies: AVX2 has vectors of 8.
         unroll = vectors.BAG // 8 if vectors.is_bag(g, s) else tile.unroll
         tile = replace(tile, rows=_rows(g, env), unroll=unroll)
-    return [Form(kind, body, tile, tuple(s.locals))]
+    return [Form(kind, tuple([unwrapped(x, env) for x in body]), tile, tuple(s.locals))]
 
 
 def _rows(g: Group, env: SymEnv) -> int:
