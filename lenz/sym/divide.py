@@ -108,12 +108,13 @@ def floordiv(a: Sym, b: Sym) -> Sym:
 def _floordiv_int(a: Sym, b: Int) -> Sym:
     """a // k for an int k > 1 and an a with nothing to split off."""
     k = b.value
-    const, terms = linear(a)
+    _, terms = linear(a)
     if terms[0][1] < 0:  # floor_negate: -y // k = -((y + k - 1) // k)
         return scale(floordiv((k - 1) - a, b), -1)
-    t, c = terms[0]
-    if len(terms) == 1 and c == 1 and const and type(t) is FloorDiv and type(t.den) is Int:
-        return floordiv(t.num + t.den.value * const, Int(t.den.value * k))  # nested_floor_shift
+    for t, c in terms:
+        if c == 1 and a is not t and type(t) is FloorDiv and type(t.den) is Int:
+            # nested_floor_shift: (x + n // m) // k = (m*x + n) // (m*k)
+            return floordiv(t.num + (a - t) * t.den.value, Int(t.den.value * k))
     return _nested_quotient(a, b)
 
 

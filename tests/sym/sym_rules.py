@@ -138,11 +138,18 @@ DIVISIONS = (
          lambda a, b, x: x // a // b, lambda a, b, x: x // (a * b)),
     Rule("nested_floor_shift", "(x // a + c) // b = (x + a*c) // (a*b)", (A, B, C, X),
          lambda a, b, c, x: (x // a + c) // b, lambda a, b, c, x: (x + a * c) // (a * b)),
+    Rule("nested_floor_sum", "(x // a + y) // b = (x + a*y) // (a*b)", (A, B, X, Y),
+         lambda a, b, x, y: (x // a + y) // b, lambda a, b, x, y: (x + a * y) // (a * b)),
     Rule("nested_mod", "(x % (a*b)) % b = x % b", (A, B, X),
          lambda a, b, x: x % (a * b) % b, lambda a, b, x: x % b),
     Rule("floor_of_mod", "(x % (a*b)) // b = (x // b) % a", (A, B, X),
          lambda a, b, x: x % (a * b) // b, lambda a, b, x: x // b % a),
 )  # fmt: skip
+
+
+def _flat_digits(n: Any, a: int, b: int) -> Any:
+    return n // (a * b) * (a * b) + n // a % b * a + n % a
+
 
 JOINS = (
     Rule("div_mod_join", "c*a*(x // a) + c*(x % a) = c*x", (A, C, X),
@@ -151,6 +158,10 @@ JOINS = (
          lambda a, b, x: b * (x // (a * b)) + x // a % b, lambda a, b, x: x // a),
     Rule("flatten_split", "x // (a*b)*(a*b) + ((x // a) % b)*a + x % a = x", (A, B, X),
          lambda a, b, x: x // (a * b) * (a * b) + x // a % b * a + x % a, lambda a, b, x: x),
+    Rule("flatten_split_sum", "the same of (a + 1)*y + x, whose digits are those of y + x",
+         (A, B, X, Y),
+         lambda a, b, x, y: _flat_digits((a + 1) * y + x, a, b),
+         lambda a, b, x, y: (a + 1) * y + x),
     Rule("mod_from_div", "x - a*(x // a) = x % a", (A, X),
          lambda a, x: x - a * (x // a), lambda a, x: x % a),
     Rule("mod_mod_join", "b*((x // b) % a) + x % b = x % (a*b)", (A, B, X),
