@@ -70,7 +70,7 @@ def test_programs_compute_the_piece_of_a_row_in_which_they_lie(
 
 
 def test_no_branch_is_left_that_never_runs() -> None:
-    """Both tests of a gate of joined parts say the same; sizes of 1 have no lanes, of 0 no pieces."""
+    """Both tests of a gate of joined parts say the same. Sizes of 1 have no lanes."""
 
     def gated(x: Tensor) -> Tensor:
         return torch.nn.functional.glu(torch.cat([x, x], -1), -1)
