@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_682,
-    "artifact": 733,
-    "commands": 850,
-    "debug": 1_583,
+    ".": 2_697,
+    "artifact": 750,
+    "commands": 854,
+    "debug": 1_584,
     "first_calls": 331,
-    "frontend": 4_085,
+    "frontend": 4_137,
     "ir": 4_118,
     "lower": 5_595,
-    "machine": 5_801,
+    "machine": 5_851,
     "ops": 2_048,
     "opt": 1_572,
-    "page": 458,
+    "page": 461,
     "plan": 2_235,
     "runtime": 831,
     "schedule": 1_694,
     "sym": 1_150,
 }
-TOTAL_CODE_LINES = 35_766
+TOTAL_CODE_LINES = 35_899
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
