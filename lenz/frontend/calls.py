@@ -137,24 +137,23 @@ def unwritable(gm: GraphModule, inputs: Sequence[Any]) -> str:
     for x in inputs:
         if (s := storage_of(x)) is not None:
             shared.setdefault(s, []).append(x)
-    if not any(map(writes, gm.graph.nodes)):
-        return ""
-    made_so = [x for group in shared.values() for x in group if x.is_inference()]
-    if made_so and not torch.is_inference_mode_enabled():
-        return "it writes, and an argument is a tensor of InferenceMode"
-    pairs = ([*pair] for group in shared.values() for pair in combinations(group, 2))
-    return "it writes, and two arguments overlap" if any(map(_overlap, pairs)) else ""
+    found = ""
+    for group in shared.values():
+        if group[0].is_inference() and not torch.is_inference_mode_enabled():
+            found = "it writes, and an argument is a tensor of InferenceMode"
+        tables = [x for x in group if x.dim() == 2]
+        pairs = combinations(() if all(x.is_contiguous() for x in tables) else tables, 2)
+        overlap = len(group) > 1 and compute_overlapping_tensors(group, symbolic=False)
+        if overlap or any(map(_overlooked, pairs)):
+            found = "it writes, and two arguments overlap"
+    return found if found and any(map(writes, gm.graph.nodes)) else ""
 
 
-def _overlap(pair: list[torch.Tensor]) -> bool:
-    """Say whether two tensors overlap.
+def _overlooked(pair: Sequence[torch.Tensor]) -> bool:
+    """Rows at one distance, the first column of one among the columns of the other, further down.
 
-    torch misses rows at one distance if the first column of one tensor is among the columns of the
-    other, further down, unless both are contiguous or columns are wrapped around.
+    torch sees it if both are contiguous or if columns are wrapped around.
     """
-    found = bool(compute_overlapping_tensors(pair, symbolic=False))
-    if found or {x.dim() for x in pair} != {2}:
-        return found
     facts = [(t.storage_offset(), *t.stride(), *t.shape) for t in pair]
     x, y = sorted([s if isinstance(s, int) else s.node.hint or 0 for s in f] for f in facts)
     (at, step, one, n, m), (to, *steps, rows, columns) = x, y
