@@ -93,7 +93,7 @@ def test_all_types_have_values(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_another_word_is_refused() -> None:
-    with pytest.raises(UserError, match="debug_values: expected one of 1, save, got 'all'"):
+    with pytest.raises(UserError, match="debug_values: expected one of 1, save, None, got 'all'"):
         run(debug_values="all")
 
 
