@@ -9,6 +9,7 @@ P axes are named p0, p1, ... and R axes r0, r1, ...; no extent is the constant 1
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from lenz import ops
 from lenz.ir.expr import Expr, all_syms, finished, interpret, load, loads_of, rebuild, reindex
@@ -149,15 +150,14 @@ def _merged(n: Nest) -> Nest:
 
 
 def _by_stride(axes: Axes, syms: Sequence[Sym]) -> Axes:
-    """Axes with constant strides, longest stride first; loop order is free."""
+    """The axes with the longest stride first; loop order is free. Unknown strides count as long."""
 
-    def stride(a: Axis) -> int:
+    def stride(a: Axis) -> float:
         for s in syms:
-            parts = affine_in(s, a.var)
-            if parts is not None and isinstance(parts[0], Int) and parts[0].value:
-                return abs(parts[0].value)
-            if parts is None or parts[0] is not ZERO:
+            if (parts := affine_in(s, a.var)) is None:
                 return -1
+            if parts[0] is not ZERO:
+                return abs(parts[0].value) if isinstance(parts[0], Int) else inf
         return 0
 
     strides = [stride(a) for a in axes]
