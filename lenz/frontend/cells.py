@@ -30,8 +30,7 @@ def lstm_cell(
     i, f, o = (gates[k].sigmoid() for k in (0, 1, 3))
     g = gates[2].tanh()
     cy = f * widened(cx) + i * g
-    hy = o * cy.tanh()
-    return hy.to(cx.dtype), cy.to(cx.dtype), torch.cat([i, f, g, o], 1).to(x.dtype)
+    return (o * cy.tanh()).to(cx.dtype), cy.to(cx.dtype), torch.cat([i, f, g, o], 1).to(x.dtype)
 
 
 def lstm_cell_backward(

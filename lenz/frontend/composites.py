@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
+from torch._decomp import decompositions
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from lenz.frontend.upsampling import NAMES, differentiated
@@ -25,9 +27,9 @@ KEYS = DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA
 @contextmanager
 def composites() -> Iterator[None]:
     """Let autograd see these ops as eager computes them."""
-    packets = [getattr(aten, name) for name in NAMES]
-    rules = {p.vec: differentiated(p.default) for p in packets} | {
+    rules = {getattr(aten, s).vec: differentiated(getattr(aten, s).default) for s in NAMES} | {
         aten.dropout.default: dropout,
+        aten.multi_margin_loss.default: multi_margin_loss,
         aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     }
     try:
@@ -46,6 +48,12 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return x if is_kept else aten.native_dropout.default(x, p, train)[0]
 
 
+def multi_margin_loss(x: Tensor, target: Tensor, *rest: Any) -> Tensor:
+    """A scalar for a target without dimensions; torch's decomposition gives it one."""
+    loss: Tensor = decompositions.multi_margin_loss(x, target, *rest)
+    return loss if target.dim() else loss.sum()
+
+
 def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
     """The loss of x [N, C] or [C], and which of its places are labels.
 
@@ -61,8 +69,6 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     margins = 1 - rows.gather(1, chosen)[..., None] + rows[:, None]
     counts = is_label[..., None] & ~is_target[:, None] & (margins > 0)  # NaN does not, as in ATen
     loss = torch.where(counts, margins / n, 0).sum((1, 2))
-    if reduction == 1:
-        loss = loss.mean()
-    elif reduction == 2 or x.dim() < 2:
-        loss = loss.sum()
+    if reduction or x.dim() < 2:
+        loss = loss.mean() if reduction == 1 else loss.sum()
     return loss, is_target.to(x.dtype).reshape(target.shape)

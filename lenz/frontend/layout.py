@@ -160,8 +160,7 @@ def gradient_orders(n: Node) -> dict[Any, tuple[int, ...]]:
 def with_gradient(gm: GraphModule, at: Node, n: Any, order: tuple[int, ...]) -> Node:
     """Insert an identity on `n` whose gradient has the given order: that of a part is dense."""
     whole = called(gm, at, "permute", n, order)
-    size = called(gm, at, "size", whole, 0)
-    whole = called(gm, at, "narrow", whole, 0, 0, size)
+    whole = called(gm, at, "narrow", whole, 0, 0, called(gm, at, "size", whole, 0))
     return called(gm, at, "permute", whole, tuple(order.index(d) for d in range(len(order))))
 
 

@@ -118,8 +118,7 @@ def weight_norm_backward(
     over = [d for d in range(v.dim()) if d != dim % v.dim()]
     dw, wide, norms = widened(grad), widened(v), widened(norms)
     s = (dw * wide).sum(over, keepdim=True) if over else dw * wide
-    dv = g / norms * (dw - wide * (s / (norms * norms)))
-    return dv.to(v.dtype), (s / norms).to(g.dtype)
+    return (g / norms * (dw - wide * (s / (norms * norms)))).to(v.dtype), (s / norms).to(g.dtype)
 
 
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Tensor:

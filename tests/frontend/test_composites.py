@@ -48,3 +48,16 @@ def test_a_margin_loss_ends_with_the_labels(shape: tuple[int, ...], reduction: s
     torch.testing.assert_close(got, want)
     gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (got, want)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("shape", ((4, 5), (5,)))
+def test_a_margin_loss_of_a_vector_is_a_scalar(shape: tuple[int, ...]) -> None:
+    target = torch.randint(0, 5, shape[:-1])
+    x = torch.randn(shape, requires_grad=True)
+
+    def fn(x: Tensor) -> Tensor:
+        return F.multi_margin_loss(x, target, p=2, margin=0.7, reduction="none")
+
+    got, want = torch.compile(fn, backend="lenz")(x), fn(x)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x)[0] for y in (got, want)])
