@@ -66,32 +66,33 @@ def in_pieces(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         return (replace(body[0], body=in_pieces(body[0].body)),)
     lanes = [s.axis for s in walk(body) if isinstance(s, For)]
     found = {e: t for e in nodes_of(*exprs_of(body)) if lanes and (t := _uniform(e, lanes))}
-    if not found:
-        return body
-    sure = {e: prove_lt(a, b) for e, (a, b) in found.items() if prove_lt(a, b) or prove_le(b, a)}
+    sure = {
+        e: prove_lt(tile, end) is below
+        for e, (tile, end, below) in found.items()
+        if prove_lt(tile, end) or prove_le(end, tile)
+    }
     if sure:
         return in_pieces(_rewritten(body, lanes[-1], sure))
-    low, high = next(iter(found.values()))
-    below, above = dict[Expr, bool](), dict[Expr, bool]()
-    for e, (a, b) in found.items():  # low < end, or end < low + 1
-        end = b if a is low else a if b is low + 1 else None
-        if end is not None and prove_le(high, end):
-            below[e] = a is low
-        if end is not None and prove_le(end, high):
-            above[e] = a is not low
-    parts = [in_pieces(_rewritten(body, lanes[-1], known)) for known in (below, above)]
+    # Branches stand inside each other, and Python indents them 100 deep at most.
+    low, high, _ = next(iter(found.values()), (ZERO, ZERO, True))
+    if not 0 < len(found) <= 64 or any(tile is not low for tile, *_ in found.values()):
+        return body
+    then = {e: below for e, (_, end, below) in found.items() if prove_le(high, end)}
+    orelse = {e: not below for e, (_, end, below) in found.items() if prove_le(end, high)}
+    parts = [in_pieces(_rewritten(body, lanes[-1], known)) for known in (then, orelse)]
     return (If(low, high, *parts),)
 
 
-def _uniform(e: Expr, lanes: Sequence[Axis]) -> tuple[Sym, Sym] | None:
-    """The numbers of tiles a < b of a test that holds for all lanes of a program or for none."""
+def _uniform(e: Expr, lanes: Sequence[Axis]) -> tuple[Sym, Sym, bool] | None:
+    """A test that holds for all lanes of a program or none: a tile, an end, if it is below that."""
     if e.op not in (LT, LE) or any(x.op is not INDEX or x.args for x in e.args):
         return None
     width, moving = lanes[-1].extent, {x.var for x in lanes}
-    a, b = (x.attrs[0] // width for x in e.args)
-    end = e.args[1 if e.op is LT else 0].attrs[0]
-    is_uniform = end % width is ZERO and not moving & {*a.free_vars, *b.free_vars}
-    return (a, b + (e.op is LE)) if is_uniform else None
+    below = e.op is LT  # else the end is at most the position
+    place, end = (x.attrs[0] for x in (e.args if below else reversed(e.args)))
+    tile = place // width
+    is_uniform = end % width is ZERO and not moving & {*tile.free_vars, *end.free_vars}
+    return (tile, end // width, below) if is_uniform else None
 
 
 def _hardest(e: Expr, lane: Axis) -> tuple[Sym, Sym] | None:
