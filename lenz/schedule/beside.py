@@ -27,6 +27,7 @@ from itertools import chain
 from lenz.context import Context
 from lenz.ir import kernel as ir
 from lenz.ir.graph import Extern, View, note_memory, outs_of, reads_of, returned_by, spread_over
+from lenz.ir.printer import show_expr
 from lenz.ir.tensor import Buffer, axis
 from lenz.machines import runs_programs
 from lenz.records import dataclass, field
@@ -157,20 +158,30 @@ def _alike(x: ir.Launch, env: SymEnv) -> object:
 
 
 def _parts(waiting: Sequence[ir.Launch], most: int) -> Iterator[list[ir.Launch]]:
-    """Launches for one launch each. Equal kernels come together: they have one body."""
-    same, part = dict[str, list[ir.Launch]](), list[ir.Launch]()
+    """Launches for one launch each. Those that may have one body come together."""
+    same, part = dict[object, list[ir.Launch]](), list[ir.Launch]()
+    forms = {x.kernel.name: _form(x.kernel) for x in waiting}
     for x in waiting:
-        same.setdefault(x.kernel.name, []).append(x)
+        same.setdefault(forms[x.kernel.name], []).append(x)
     for x in chain.from_iterable(same.values()):
         wider = [*part, x]
         given = sum(len(y.args) + len(y.kernel.sizes) for y in wider)
-        many = len(wider) > most or len({y.kernel.name for y in wider}) > DIFFERENT
+        many = len(wider) > most or len({forms[y.kernel.name] for y in wider}) > DIFFERENT
         if part and (many or given > ARGUMENTS):
             yield part
             wider = [x]
         part = wider
     if part:
         yield part
+
+
+def _form(k: ir.Kernel) -> object:
+    """What kernels of one body have in common: all but their pointers, and where lanes end."""
+    loops = [
+        (s.kind, s.axis.width, len(s.axis.ends)) for s in ir.walk(k.body) if isinstance(s, ir.For)
+    ]
+    types = [(p.dtype, p.aligned) for p in k.params]
+    return (*types, *loops, *map(show_expr, ir.exprs_of(k.body)))
 
 
 def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launch:

@@ -122,11 +122,23 @@ def test_a_body_runs_for_eight_kernels() -> None:
     assert launches(s) == [25] and bodies(s) == [4]
 
 
+def test_kernels_of_other_sizes_have_one_body() -> None:
+    """The body is told where its lanes end, in units of what divides all of them."""
+    s = joined(on_lists, *[torch.randn(1000 + 16 * n) for n in range(10)], most=32)
+    assert launches(s) == [10] and bodies(s) == [2]
+    assert "< 8 * end0" in texts(s)[0]
+    odd = joined(on_lists, *[torch.randn(1001 + 16 * n) for n in range(10)], most=32)
+    assert bodies(odd) == [2] and "< 1 * end0" in texts(odd)[0]
+
+
 def test_a_launch_has_few_bodies_and_few_arguments() -> None:
     def added(*xs: Tensor) -> list[Tensor]:
         return [sum(xs[k : k + 30], xs[k].sin()) for k in range(0, len(xs), 30)]
 
-    assert launches(joined(on_lists, *[torch.randn(n) for n in range(1, 13)], most=32)) == [8, 4]
+    def scaled(*xs: Tensor) -> list[Tensor]:
+        return [x.exp() * (n + 2) for n, x in enumerate(xs)]
+
+    assert launches(joined(scaled, *[torch.randn(70 + n) for n in range(12)], most=32)) == [8, 4]
     s = joined(added, *[torch.randn(2, 3) for _ in range(600)], most=32)
     assert all(len(x.args) <= ARGUMENTS for x in s.steps if isinstance(x, Launch))
     assert sum(launches(s)) > len(launches(s)) > 1

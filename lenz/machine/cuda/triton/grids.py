@@ -1,17 +1,23 @@
 """Several grids in one kernel: the programs are divided among them.
 
-Each grid is a function. Up to eight neighbours that only differ in their pointers have one body, so
-that 32 updates of an optimizer compile like four. Here are two grids of 16 programs, then one of 5:
+Each grid is a function. Up to eight neighbours that only differ in their pointers, and in where
+their lanes end, have one body, so that 32 updates of an optimizer compile like four. Here are grids
+of 16 and 9 programs, for 8000 and 4208 elements, then one of 5 programs:
 
-    if tl.program_id(0) < 32:
-        which = tl.program_id(0) // 16
-        if which < 1:
-            own0 = a0
+    if tl.program_id(0) < 25:
+        if tl.program_id(0) < 16:
+            own_a0 = a0
+            own_end0 = 1000
+            own_first = 0
         else:
-            own0 = a1
-        part0(own0, tl.program_id(0) - which * 16)
+            own_a0 = a1
+            own_end0 = 526
+            own_first = 16
+        part0(own_a0, own_end0, tl.program_id(0) - own_first)
     else:
-        part1(a2, tl.program_id(0) - 32)
+        part1(a2, tl.program_id(0) - 25)
+
+The lanes of `part0` run below `8 * end0`: so Triton knows what divides it, and accesses are wide.
 """
 
 from __future__ import annotations
@@ -34,11 +40,19 @@ PROGRAM, PART = "tl.program_id(0)", "program"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One grid: a kernel with parameters of its own, which ones these are, and its lines."""
+    """One grid: a kernel with parameters of its own, which ones these are, its lines and ends."""
 
     kernel: ir.Kernel
     given: tuple[str, ...]
     lines: Sequence[str]
+    ends: Sequence[int]
+
+    @property
+    def own(self) -> dict[str, str]:
+        """What it gives for the parameters of its function: pointers, then ends."""
+        names = [p.name for p in self.kernel.params]
+        return {**dict(zip(names, self.given, strict=True)),
+                **{f"end{n}": str(x) for n, x in enumerate(self.ends)}}  # fmt: skip
 
 
 def side_by_side(
@@ -48,52 +62,53 @@ def side_by_side(
     indices, known, lines = Indices(Text(), wide), dict[str, str](), list[str]()
     indices.vars |= {v: Term(v.name) for v in sizes}
     told = [v.name for v in sizes]
-    end: Sym = ZERO
+    start: Sym = ZERO
 
-    def alike(g: Grid) -> tuple[str, Sym, object]:
-        """A function for pointers of these types, and a number of programs."""
-        names = [p.name for p in g.kernel.params]
-        text = "\n".join([f"({', '.join([*names, *told, PART])}):", *g.lines])
+    def alike(g: Grid) -> tuple[str, object]:
+        """A function for pointers of these types."""
+        text = "\n".join([f"({', '.join([*g.own, *told, PART])}):", *g.lines])
         name = known.setdefault(text, f"part{len(known)}")
-        return name, ir.programs(g.kernel), [(p.dtype, p.aligned) for p in g.kernel.params]
+        return name, [(p.dtype, p.aligned) for p in g.kernel.params]
 
     runs = []
-    for key, found in groupby(grids, alike):
-        given = [g.given for g in found]
-        runs += [(key, given[k : k + ONE_BODY]) for k in range(0, len(given), ONE_BODY)]
-    for n, ((name, each, _), given) in enumerate(runs):
-        place = f"{PROGRAM} - {indices.term(end, {}).text}" if n else PROGRAM
-        end = end + each * len(given)
-        test = f"{'el' * (n > 0)}if {PROGRAM} < {indices.term(end, {}).text}:"
+    for (name, _), found in groupby(grids, alike):
+        same = [*found]
+        runs += [(name, same[k : k + ONE_BODY]) for k in range(0, len(same), ONE_BODY)]
+    for n, (name, same) in enumerate(runs):
+        places = []
+        for g in same:
+            places.append(indices.term(start, {}).text)
+            start = start + ir.programs(g.kernel)
+        test = f"{'el' * (n > 0)}if {PROGRAM} < {indices.term(start, {}).text}:"
         if n == len(runs) - 1:
             test = "else:" if n else "if True:"
         lines.append(f"    {test}")
-        lines += _call(name, given, indices.term(each, {}).text, told, place)
+        lines += _call(name, same, told, places)
     return [f"def {name}{text}" for text, name in known.items()], [*indices.text.bodies[0], *lines]
 
 
 def _call(
-    name: str, given: Sequence[Sequence[str]], extent: str, sizes: Sequence[str], place: str
+    name: str, same: Sequence[Grid], told: Sequence[str], places: Sequence[str]
 ) -> Iterator[str]:
-    """The call for program `place` of equal grids, of `extent` programs each."""
-    own, space = [*given[0]], "        "
-    if given[1:]:
-        yield f"{space}which = ({place}) // {extent}"
-        place = f"{place} - which * {extent}"
-        varies = [k for k, names in enumerate(zip(*given, strict=True)) if len({*names}) > 1]
-        for k in varies:
-            own[k] = f"own{k}"
-        yield from _chosen([[f"own{k} = {names[k]}" for k in varies] for names in given], space)
-    yield f"{space}{name}({', '.join([*own, *sizes, place])})"
+    """The call for grids of one body, whose programs begin at `places`."""
+    rows = [{**g.own, "first": p} for g, p in zip(same, places, strict=True)]
+    args, space = dict(rows[0]), "        "
+    for own in [k for k, x in args.items() if any(row[k] != x for row in rows)]:
+        args[own] = f"own_{own}"
+    lines = [[f"{args[k]} = {x}" for k, x in row.items() if args[k] != x] for row in rows]
+    yield from _chosen(lines, places, space)
+    *values, first = args.values()
+    place = PROGRAM if first == "0" else f"{PROGRAM} - {first}"
+    yield f"{space}{name}({', '.join([*values, *told, place])})"
 
 
-def _chosen(lines: Sequence[Sequence[str]], space: str, first: int = 0) -> Iterator[str]:
-    """The lines of number `which`, found by halves."""
+def _chosen(lines: Sequence[Sequence[str]], places: Sequence[str], space: str) -> Iterator[str]:
+    """The lines for a program, found by halves: those of the last place that is not after it."""
     if len(lines) == 1:
         yield from (space + line for line in lines[0])
         return
     half = len(lines) // 2
-    yield f"{space}if which < {first + half}:"
-    yield from _chosen(lines[:half], space + "    ", first)
+    yield f"{space}if {PROGRAM} < {places[half]}:"
+    yield from _chosen(lines[:half], places[:half], space + "    ")
     yield f"{space}else:"
-    yield from _chosen(lines[half:], space + "    ", first + half)
+    yield from _chosen(lines[half:], places[half:], space + "    ")

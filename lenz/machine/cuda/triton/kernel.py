@@ -9,7 +9,7 @@ later loop over the same lanes finds them in registers.
 from __future__ import annotations
 
 from itertools import chain
-from math import prod
+from math import gcd, prod
 
 from lenz.debug.blame import blaming
 from lenz.errors import InternalError
@@ -30,11 +30,12 @@ from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.machine.cuda.triton.types import constant, memory_type
 from lenz.machine.cuda.triton.values import Values
 from lenz.ops.random import SHARED_BITS
-from lenz.sym import ONE, Add, Sym, Var, affine_in, power_of_two
+from lenz.sym import ONE, Add, Int, Sym, Var, affine_in, power_of_two
 from lenz.sym.expr import sum_of
 
 HEAD = "import triton\nimport triton.language as tl\n"
 EARLY = 8  # elements per thread up to which the loads of later loops are in flight early
+UNIT = 8  # elements: the widest access of a thread, 16 bytes of bf16
 LIBDEVICE = "from triton.language.extra import libdevice\n"
 
 
@@ -52,7 +53,8 @@ def emit(k: ir.Kernel, arch: int = 80) -> KernelText:
     used = sorted({f for body in bodies for f in body.values.functions})
     functions, last = [own[f] for f in used], lines[0]
     if parts[1:]:
-        grids = [Grid(*part, body) for part, body in zip(parts, lines, strict=True)]
+        found = zip(parts, lines, bodies, strict=True)
+        grids = [Grid(*part, text, body.given_ends) for part, text, body in found]
         more, last = side_by_side(grids, k.sizes, wide)
         functions += more
     functions.append("\n".join([f"def {k.name}({', '.join(_names(k))}):", *last]))
@@ -89,6 +91,7 @@ class _Body:
 
     def __init__(self, k: ir.Kernel, wide: bool, program: str) -> None:
         self.k, self.program = k, program
+        self.given_ends = list[int]()
         self.text = Text()
         self.widths = widths_of(k)
         self.scratch = {x.name for x in k.locals}
@@ -248,14 +251,21 @@ class _Body:
             for end in a.ends:
                 terms = end.terms if isinstance(end, Add) else ()
                 moved = sum_of([(t, -c) for t, c in terms if c < 0])
-                sides = self.indices.term(a.var + moved, {}), self.indices.term(end + moved, {})
-                tests.append(sides)
+                tests.append((self.indices.term(a.var + moved, {}), self.end(end + moved)))
             dims, level = joint([side for sides in tests for side in sides])
             text = [f"{left.text} < {right.text}" for left, right in tests]
             text = [f"({x})" for x in text] if len(text) > 1 else text
             found = self.text.let(" & ".join(text), dims, level)
             self.text.keep(key, found)
         return found
+
+    def end(self, s: Sym) -> Term:
+        """Where lanes end. It is a parameter of a grid beside others, which may end elsewhere."""
+        if self.program == PROGRAM or not isinstance(s, Int):
+            return self.indices.term(s, {})
+        unit = gcd(s.value, UNIT)
+        self.given_ends.append(s.value // unit)
+        return Term(f"{unit} * end{len(self.given_ends) - 1}")
 
     def scan(self, s: ir.Scan) -> None:
         """Running results along one dimension of the tile; lanes past the end come last."""
