@@ -20,6 +20,7 @@ from lenz.opt.online import online
 from lenz.opt.pad_matmul import pad_matmul
 from lenz.opt.pad_rows import pad_rows
 from lenz.opt.precision import precision
+from lenz.opt.reinterpret import reinterpret
 from lenz.opt.relayout import relayout
 from lenz.opt.rotate import rotate
 from lenz.opt.simplify import simplify
@@ -32,7 +33,7 @@ from lenz.opt.wide_sums import wide_sums
 Pass = Callable[[Graph, Context], Graph]
 
 IN_ORDER = (
-    pad_matmul, views, dedup, in_range, unloop, relayout, inline, precision, rotate, simplify,
-    equal_terms, pad_rows, online, wide_sums, split_reduce, unmask, narrow, drop, draws,
+    reinterpret, pad_matmul, views, dedup, in_range, unloop, relayout, inline, precision, rotate,
+    simplify, equal_terms, pad_rows, online, wide_sums, split_reduce, unmask, narrow, drop, draws,
 )  # fmt: skip
 PASSES: dict[str, Pass] = {run.__name__: run for run in IN_ORDER}

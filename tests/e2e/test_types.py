@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import lenz.api  # noqa: F401 - registers what the frontend needs
+import lenz
 from lenz.frontend.restride import mistold
 from tests.e2e.sides import agree, gradients_agree
 from tests.e2e.sweep import cases
@@ -150,3 +150,27 @@ def test_addr_of_two_types() -> None:
         torch.randn(4).to(HALF),
     ]
     agree(lambda m, x, y: torch.addr(m, x, y) * 2, given, tol=1e-2)
+
+
+def test_bits_seen_as_another_type_are_read_in_loops() -> None:
+    def halved(x: Tensor) -> Tensor:
+        """1 / sqrt(x), roughly, by the exponent of x."""
+        y = (0x5F3759DF - (x.view(torch.int32) >> 1)).view(FLOAT)
+        return y * (1.5 - 0.5 * x * y * y)
+
+    def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+        return ((x + 1)[:, 1:].t().view(torch.int16) & 0x7FFF).view(HALF), x.view(torch.int16)
+
+    def told(x: Tensor) -> Tensor:
+        return x.view(torch.bool).logical_not() | x.view(torch.int8).view(torch.float8_e5m2).isnan()
+
+    x = torch.rand(7, 9) + 0.1
+    agree(halved, lambda: [x], tol=0.0)
+    agree(halved, lambda: [x.t()], tol=0.0, dynamic=True)
+    (graph,) = lenz.explain(halved)(x).graphs
+    assert len(graph.kernels) == 1 and not graph.externs
+    bits, same = agree(turned, lambda: [x.to(HALF)], tol=0.0)
+    assert bits.dtype is HALF and same.dtype is torch.int16
+    agree(told, lambda: [torch.arange(256).to(torch.uint8)], tol=0.0)
+    viewed = torch.compile(lambda x: x.view(torch.int32), backend="lenz")(x)
+    assert viewed.data_ptr() == x.data_ptr()
