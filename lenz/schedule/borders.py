@@ -6,7 +6,8 @@
          for p in 3 : vector { store(%y, [p + 59], 0) }
 
 Tests are comparisons of positions, and min, max, quotients and remainders inside offsets, which
-turn a load into a gather.
+turn a load into a gather. Borders may be symbolic, if their order is proved: `n + 3` of `n + 6`, or
+`i + 1` in row i of a triangle.
 """
 
 from __future__ import annotations
@@ -17,54 +18,64 @@ from itertools import combinations, pairwise
 
 from lenz import sym
 from lenz.ir.dtype import BOOL
-from lenz.ir.expr import Expr, const, interpret, nodes_of, rebuild, syms_of
+from lenz.ir.expr import Expr, const, interpret, is_bound_var, nodes_of, rebuild, syms_of
 from lenz.ir.kernel import Store
 from lenz.ir.op import INDEX, MASKED
-from lenz.ir.tensor import Axis, axis
+from lenz.ir.tensor import Axes, Axis, axis
 from lenz.ops.bits import AND, NOT, OR
 from lenz.ops.compare import EQ, GE, GT, LE, LT, NE, WHERE
 from lenz.ops.fold import apply, value_of
 from lenz.schedule.cut import all_moved
 from lenz.schedule.stages import Statement
-from lenz.sym import Int, Sym, Var
+from lenz.sym import ZERO, Int, Sym, SymEnv, Var, affine_in, maximum, prove_le
 
 WHOLE = 32  # smallest span that gets its own loop, in elements: two vectors of f32
 MOST, NODES = 6, 400  # limits on spans, and on nodes in all copies of the body, for compile time
 
 
-def spans_of(v: Axis, statements: Sequence[Statement]) -> list[tuple[int, int]]:
-    """The spans first <= v < end of an axis inside which no test changes."""
-    if not isinstance(v.extent, Int) or not all(isinstance(s, Store) for s in statements):
+def spans_of(
+    v: Axis, inner: Axes, statements: Sequence[Statement], env: SymEnv
+) -> list[tuple[Sym, Sym]]:
+    """The spans first <= v < end of an axis inside which no test changes; `inner` lie inside it."""
+    if any(not isinstance(s, Store) or s.bound or s.mode != "set" for s in statements):
         return []
-    if any(isinstance(s, Store) and (s.bound or s.mode != "set") for s in statements):
-        return []
-    spans: list[tuple[int, int]] = []
-    for start, end in _parts(v, 0, v.extent.value, statements):
+    spans: list[tuple[Sym, Sym]] = []
+    for start, end in _parts(v, ZERO, v.extent, inner, statements):
         # Short spans at a border stay one loop, which keeps its tests.
-        if spans and max(end - start, spans[-1][1] - spans[-1][0]) < WHOLE:
+        if spans and env.hint(maximum(end - start, spans[-1][1] - spans[-1][0])) < WHOLE:
             start = spans.pop()[0]
         spans.append((start, end))
     size = len(spans) * len(nodes_of(*(s.value for s in statements)))
     fits = 1 < len(spans) <= MOST and size <= NODES
-    return spans if fits and any(end - start >= WHOLE for start, end in spans) else []
+    return spans if fits and any(env.hint(end - start) >= WHOLE for start, end in spans) else []
 
 
-def at(v: Axis, start: int, end: int, statements: Sequence[Statement]) -> tuple[Axis, list[Store]]:
+def at(v: Axis, start: Sym, end: Sym, statements: Sequence[Statement]) -> tuple[Axis, list[Store]]:
     """An axis for a span of another one, and the statements over it without the decided tests."""
-    part = axis(v.name, Int(end - start))
+    part = axis(v.name, end - start)
     stores = [s for s in all_moved(statements, {v.var: part.var + start}) if isinstance(s, Store)]
     return part, [replace(s, value=resolved(s.value)) for s in stores]
 
 
-def _parts(v: Axis, start: int, end: int, statements: Sequence[Statement]) -> list[tuple[int, int]]:
+def _parts(
+    v: Axis, start: Sym, end: Sym, inner: Axes, statements: Sequence[Statement]
+) -> list[tuple[Sym, Sym]]:
     """Split at the plain tests, then split the parts again, since tests may be nested."""
-    part, stores = at(v, start, end, statements)
-    turns = {t + start for d in _tests(stores) if (t := _turn(d, part.var)) is not None}
-    inside = [t for t in sorted(turns) if start < t < end]
-    if not inside or len(inside) > 2 * MOST or end - start < WHOLE:
+    if (end - start).hi in range(WHOLE):
         return [(start, end)]
-    spans = pairwise([start, *inside, end])
-    return [p for first, last in spans for p in _parts(v, first, last, statements)]
+    part, stores = at(v, start, end, statements)
+    ends, unknown = [start, end], {a.var for a in inner}
+    for d in _tests(stores):
+        t = start + _turn(d, part.var)
+        if t not in ends and not any(x in unknown or is_bound_var(x) for x in t.free_vars):
+            # A border of unknown place among the others, or perhaps outside, splits nothing.
+            is_after = [prove_le(x, t) for x in ends]
+            k = is_after.index(False) if False in is_after else len(ends)
+            if 0 < k < len(ends) and prove_le(t, ends[k]):
+                ends.insert(k, t)
+    if not 2 < len(ends) <= 2 * MOST + 2:
+        return [(start, end)]
+    return [p for first, last in pairwise(ends) for p in _parts(v, first, last, inner, statements)]
 
 
 def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
@@ -92,20 +103,19 @@ def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
         todo.extend(sym.children(s))
 
 
-def _turn(d: Sym, v: Var) -> int | None:
-    """The first v at which the answer to d >= 0 changes, for d = c * v + r."""
-    parts = sym.affine_in(d, v)
-    if parts is None or not all(isinstance(x, Int) for x in parts):
-        return None
-    c, r = (x.value for x in parts if isinstance(x, Int))
-    return None if c == 0 else -(r // c) if c > 0 else r // -c + 1
+def _turn(d: Sym, v: Var) -> Sym:
+    """The first v at which the answer to d >= 0 changes, for d = c * v + r; else 0."""
+    c, r = affine_in(d, v) or (ZERO, ZERO)
+    if not isinstance(c, Int) or c is ZERO:
+        return ZERO
+    return -(r // c) if c.value > 0 else r // -c + 1
 
 
 _HOLDS = {
-    LE: (sym.prove_le, lambda a, b: sym.prove_lt(b, a)),
-    LT: (sym.prove_lt, lambda a, b: sym.prove_le(b, a)),
-    GE: (lambda a, b: sym.prove_le(b, a), sym.prove_lt),
-    GT: (lambda a, b: sym.prove_lt(b, a), sym.prove_le),
+    LE: (prove_le, lambda a, b: sym.prove_lt(b, a)),
+    LT: (sym.prove_lt, lambda a, b: prove_le(b, a)),
+    GE: (lambda a, b: prove_le(b, a), sym.prove_lt),
+    GT: (lambda a, b: sym.prove_lt(b, a), prove_le),
     EQ: (sym.prove_eq, lambda a, b: sym.prove_lt(a, b) or sym.prove_lt(b, a)),
     NE: (lambda a, b: sym.prove_lt(a, b) or sym.prove_lt(b, a), sym.prove_eq),
 }

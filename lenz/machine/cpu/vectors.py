@@ -141,13 +141,13 @@ def _in_spans(
     at_v = axes.index(v)
     outer, later = axes[:at_v], axes[at_v + 1 :]  # `later` lies inside v in memory
     made: list[Stmt] = []
-    for a in outer:
-        if spans := spans_of(a, statements):
+    for k, a in enumerate(outer):
+        if spans := spans_of(a, axes[k + 1 :], statements, env):
             for span in spans:
                 part, stores = at(a, *span, statements)
                 made += _in_spans(tuple(part if x is a else x for x in axes), v, stores, env)
             return tuple(made)
-    spans = spans_of(v, statements)
+    spans = spans_of(v, later, statements, env)
     if not spans:
         block, lane, place = cut(v, BLOCK)
         loop: tuple[Stmt, ...] = (For(lane, "vector", all_moved(statements, {v.var: place})),)
