@@ -7,7 +7,7 @@ While a graph is captured, they are replaced; `upsampling.py` has the ops that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -29,6 +29,7 @@ def composites() -> Iterator[None]:
     """Let autograd see these ops as eager computes them."""
     rules = {getattr(aten, s).vec: differentiated(getattr(aten, s).default) for s in NAMES} | {
         aten.dropout.default: dropout,
+        aten._pad_circular.default: circular_pad,
         aten.multi_margin_loss.default: multi_margin_loss,
         aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     }
@@ -46,6 +47,15 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     """`x` itself where nothing is dropped, as in ATen's `Dropout.cpp`."""
     is_kept = not train or p == 0 or guard_or_false(x.numel() == 0)
     return x if is_kept else aten.native_dropout.default(x, p, train)[0]
+
+
+def circular_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
+    """A border that continues on the other side: joins, where torch copies part by part."""
+    if not all(guard_or_false(p >= 0) for p in padding):
+        return aten._pad_circular.default.decompose(x, padding)  # type: ignore[no-any-return]  # torch's
+    for d, low, high in zip(range(-1, -x.dim(), -1), padding[::2], padding[1::2], strict=False):
+        x = torch.cat([x.narrow(d, x.shape[d] - low, low), x, x.narrow(d, 0, high)], d)
+    return x.contiguous()
 
 
 def multi_margin_loss(x: Tensor, target: Tensor, *rest: Any) -> Tensor:

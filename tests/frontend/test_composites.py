@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lenz import explain
+
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "in evaluation": lambda x: F.dropout(x, 0.5, training=False),
     "with no chance": lambda x: F.dropout(x, 0.0),
@@ -61,3 +63,24 @@ def test_a_margin_loss_of_a_vector_is_a_scalar(shape: tuple[int, ...]) -> None:
     got, want = torch.compile(fn, backend="lenz")(x), fn(x)
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x)[0] for y in (got, want)])
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("pads", ((2, 3), (0, 5), (1, 0, 4, 2), (-1, 3)), ids=str)
+def test_a_circular_pad_is_joins(pads: tuple[int, ...], dynamic: bool) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return F.pad(x, pads, mode="circular")
+
+    rank = 2 + len(pads) // 2
+    x = torch.randn((2, 3, 4, 5)[4 - rank :], requires_grad=True)
+    if rank == 4:
+        x = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+    run = torch.compile(fn, backend="lenz", dynamic=dynamic)
+    got, want = run(x), fn(x)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert got.stride() == want.stride(), "eager's is contiguous, whatever its argument"
+    weights = torch.randn_like(want)
+    gradients = [torch.autograd.grad(y, x, weights)[0] for y in (got, want)]
+    torch.testing.assert_close(*gradients)
+    steps = explain(fn, dynamic=False)(x.detach()).launches
+    assert min(pads) < 0 or len(steps) <= rank - 2 + (rank == 4), "torch has a kernel per part"
