@@ -73,7 +73,9 @@ _enter_added("addcdiv", quotient_added)
 
 
 # Torch decomposes in-place addcmul into this op.
-elementwise("prims.fma", tensors=3)(lambda x, y, z: ops.fma(x, y, z))
+elementwise("prims.fma", tensors=3)(
+    lambda x, y, z: ops.fma(x, y, z) if z.dtype.is_float else x * y + z
+)
 
 
 def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, F32, I32, I64, compute_dtype
+from lenz.ir.dtype import BOOL, F32, I32, I64, NATIVE, compute_dtype
 from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value, round_to
@@ -37,6 +37,8 @@ def update(b: GraphBuilder, mode: UpdateMode, x: Value, w: Writes, once: bool = 
     then 256 + 1 is 256 in bf16, but no wider copy of x is made.
     """
     over, place, value = w
+    if mode != "set" and x.dtype not in NATIVE:
+        raise Decline(f"{mode} updates of {x.dtype}")
     if ZERO in over:
         return b.map(x.at)
     if x.dtype is BOOL:  # a sum of bools is an or

@@ -59,6 +59,18 @@ def test_arithmetic_stays_with_eager() -> None:
     assert (call.op, call.reason) == ("aten.abs.default", "dtype f8e4m3fn")
 
 
+def test_sums_at_places_stay_with_eager() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.index_put((torch.tensor([0, 2, 0]),), x[:3], accumulate=True)
+
+    x = torch.arange(4.0).to(E5)
+    assert [n.op for n in lowered(fn, [x]).nodes if isinstance(n, Extern)][-1:] == [
+        "aten.index_put.default"
+    ]
+    got = torch.compile(fn, backend="lenz", options={"on_error": "raise"})(x)
+    torch.testing.assert_close(got.float(), fn(x).float())
+
+
 @pytest.mark.parametrize("dtype", (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), ids=str)
 def test_the_types_without_a_negative_zero_stay_with_eager(dtype: torch.dtype) -> None:
     g = lowered(lambda x: (x + 1).to(dtype).float(), [torch.ones(4)])

@@ -280,6 +280,10 @@ def test_addcmul_addcdiv_lerp(dtype: torch.dtype) -> None:
     x = floats(dtype, 2, 3) if dtype.is_floating_point else ints(dtype, 2, 3)
     y = x.flip(0) + 5
     check(lambda x, y: torch.addcmul(x, y, y[0], value=2), x, y)
+    run = torch.compile(lambda x, y: x.clone().addcmul_(y, y[0], value=2), backend="lenz")
+    torch.testing.assert_close(
+        run(x, y), x.clone().addcmul_(y, y[0], value=2)
+    )  # Dynamo makes it prims.fma
     if dtype.is_floating_point:
         check(lambda x, y: torch.addcdiv(x, x, y, value=0.5), x, y)
         check(lambda x, y: torch.lerp(x, y, 0.3), x, y)
