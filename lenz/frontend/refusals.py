@@ -51,12 +51,15 @@ def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
 
 
 def _other_than(part: Callable[..., Tensor]) -> Refusal:
-    """In this call, the source has another shape than the part of `x` that it replaces."""
+    """The source has another shape than the part of `x` that it replaces.
+
+    Other sizes than this call's may not fit, so this adds guards; a write by a view has them.
+    """
 
     def rule(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> bool:
         try:
-            args, kwargs = _pytree.tree_map(_hint, (args, kwargs))
-            return _sizes(part(_bare(x), *args, **kwargs)) != _sizes(src)
+            place = part(x, *args, **kwargs)
+            return _sizes(place) != _sizes(src) and place.shape != src.shape
         except (IndexError, RuntimeError):
             return True  # the part does not exist
 
@@ -64,12 +67,14 @@ def _other_than(part: Callable[..., Tensor]) -> Refusal:
 
 
 def _sizes(t: Tensor) -> list[Any]:
-    return [_hint(n) for n in t.shape]
+    """Sizes as expressions: what holds in this call alone may not hold in a later one."""
+    return [_expr(n) for n in t.shape]
 
 
 def _bare(t: Tensor) -> Tensor:
     """A tensor with this call's sizes, so that questions about it add no guards."""
-    return torch.empty([1 if n is None else n for n in _sizes(t)], dtype=t.dtype, device="meta")
+    sizes = map(_hint, t.shape)
+    return torch.empty([1 if n is None else n for n in sizes], dtype=t.dtype, device="meta")
 
 
 def _unfit(x: Tensor, places: Sequence[Tensor | None], src: Tensor, *_: Any, **__: Any) -> bool:
@@ -88,8 +93,14 @@ def _unmatched(x: Tensor, dim: int, at: Tensor, src: Tensor, *_: Any, **__: Any)
     """The source's shape is not that of `x` with the index's size in the dimension."""
     want = _sizes(x)
     if want:
-        want[dim] = _hint(at.numel())
+        want[dim] = _expr(at.numel())
     return want != _sizes(src)
+
+
+def _unlike(x: Tensor, matrix: Tensor, y: Tensor, *_: Any, **__: Any) -> bool:
+    """The matrix has not as many columns as `y` has numbers, or not as many rows as `x`."""
+    rows, columns = _sizes(matrix)
+    return _sizes(x) not in ([], [1], [rows]) or _sizes(y) != [columns]
 
 
 def _several(x: Tensor, *args: Any, **_: Any) -> bool:
@@ -193,7 +204,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     (TRAINING, lambda x, *_, **__: any(type(n) is int and n == 0 for n in x.shape)),
     (f"{FILLED} clamp", _overflows),
     ("masked_fill index_fill", _narrows),
-    ("addmv", lambda x, *_, **__: x.dim() > 1),
+    ("addmv", _unlike),
     ("soft_margin_loss", lambda x, y, *_: _sizes(x) != _sizes(y)),
     ("binary_cross_entropy", lambda x, *a, **_: any(t.dim() > x.dim() for t in _tensors(a))),
     (ORDERED, lambda x, *a, dim=None, **_: _lacks(x, dim if dim is not None or not a else a[0])),

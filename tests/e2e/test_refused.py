@@ -212,3 +212,48 @@ def test_places_of_a_scalar_are_checked(name: str, place: int) -> None:
     wanted = refusal(NUMBER[name], args)
     got = refusal(torch.compile(NUMBER[name], backend="lenz"), args)
     assert type(got) is type(wanted), (got, wanted)
+
+
+LATER: dict[str, tuple[Callable[..., Any], list[tuple[Tensor, ...]]]] = {
+    "index_reduce": (
+        lambda x: x.index_reduce(0, torch.arange(4) // 2, x, "amax"), [(rand(4),), (rand(6),)],
+    ),
+    "slice_scatter": (
+        lambda x, y: x.slice_scatter(y, 0, 0, 4),
+        [(rand(6), rand(4)), (rand(6), rand(5)), (rand(3), rand(4))],
+    ),
+    "select_scatter": (
+        lambda x, y: x.select_scatter(y, 0, 2), [(rand(6, 3), rand(3)), (rand(2, 3), rand(3))],
+    ),
+    "diagonal_scatter": (
+        lambda x, y: x.diagonal_scatter(y), [(rand(6, 4), rand(4)), (rand(3, 4), rand(4))],
+    ),
+    "addmv": (torch.addmv, [(rand(4), rand(4, 3), rand(3)), (rand(4), rand(1, 3), rand(3))]),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("name", LATER)
+def test_a_later_call_is_refused_as_well(name: str) -> None:
+    """Sizes that fit in the first call alone must not be taken for granted in the graph."""
+    fn, (fits, *others) = LATER[name]
+    run = torch.compile(fn, backend="lenz", dynamic=True)
+    torch.testing.assert_close(run(*fits), fn(*fits))
+    for args in others:
+        assert refusal(fn, args) is not None
+        assert refusal(run, args) is not None, [a.shape for a in args]
+
+
+def test_writes_to_parts_of_unknown_size_are_compiled() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x = x.clone()
+        x[1:, ::2].add_(1)
+        x[3] = 2
+        x.diagonal(1).zero_()
+        x[: y.shape[0]] = y
+        return x
+
+    args = rand(8, 10), rand(4, 10)
+    report = lenz.explain(fn, dynamic=True)(*args)
+    assert not [e.op for g in report.graphs for e in g.externs]
+    torch.testing.assert_close(report.result, fn(*args))
