@@ -14,6 +14,7 @@ replayed=s  a CUDA graph may hold it, although its numbers are random: their see
 unset       gives uninitialised memory
 fill        gives one number everywhere
 offset      counts from the start of a storage
+gives       gives the memory of an argument to another, as `x.data = y` does
 size        gives a size or a stride of a tensor
 compare     compares two tensors
 put         writes at the indices in other tensors
@@ -115,7 +116,9 @@ fill ones: ones
 ones: new_ones
 ones strides=like: ones_like
 ones linear: eye
-offset: as_strided set_.source_Tensor_storage_offset
+offset: as_strided
+gives: set_
+gives offset: set_.source_Tensor_storage_offset
 offset memory parts: as_strided_copy
 offset memory strides=spread: as_strided_scatter
 size: sym_size sym_stride sym_numel sym_storage_offset

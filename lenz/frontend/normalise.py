@@ -83,7 +83,8 @@ def touched_by(graph: Graph) -> TouchedStorages:
     calls = [n for n in graph.nodes if n.op == "call_function"]
     written = [a for n in calls for a in written_by(n)]
     by_offset = [a for n in calls if has(n.target, "offset") for a in n.all_input_nodes]
-    returned, mutated, read = (frozenset(storages(*x)) for x in (outputs, written, by_offset))
+    left = [*outputs, *(a for n in calls if has(n.target, "gives") for a in n.all_input_nodes)]
+    returned, mutated, read = (frozenset(storages(*x)) for x in (left, written, by_offset))
     return TouchedStorages(returned, mutated, read, frozenset(outputs))
 
 

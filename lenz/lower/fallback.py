@@ -17,7 +17,7 @@ from lenz.traits import arguments, has, is_random
 
 # Functions that the runtime evaluates, since conditions on sizes are data here.
 OWN = {"aten._assert_scalar.default": "lenz.assert_scalar"}
-# Namespaces whose ops are done with their arguments when they return.
+# Namespaces whose ops are done with their arguments when they return, unless they give them away.
 KNOWN = frozenset({"aten", "prims", "lenz", "py"})
 WAIT = ("_c10d_functional.wait_tensor.default", "c10d_functional.wait_tensor.default")
 
@@ -73,7 +73,7 @@ def call_eager(
         mutates=tuple(getattr(atom(a), "name", "") for a in mutates),
         aliases=tuple((i, getattr(atom(a), "name", "")) for i, a in aliases),
         reason=reason,
-        holds=name.partition(".")[0] not in KNOWN and name not in WAIT,
+        holds=has(name, "gives") or (name.partition(".")[0] not in KNOWN and name not in WAIT),
         waits=waited(b, given[0]) if name in WAIT else (),
         draws=drawn(n),
         # What has no elements is not read, but eager still checks its types.

@@ -4,6 +4,7 @@
     ==>  %a = ...;  use(%a)
 
 A graph output keeps its own buffer: two outputs of one graph never share memory unless eager's do.
+So does memory that a call gives to an argument.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from lenz.context import Context
-from lenz.ir.graph import LOOPS, Extern, Graph, Node, View, atom_refs, rename_reads
+from lenz.ir.graph import LOOPS, Extern, Graph, Node, View, atom_refs, held_by, rename_reads
 from lenz.opt.each import each
 
 
@@ -21,7 +22,7 @@ def dedup(g: Graph, cx: Context) -> Graph:
     kept = {*atom_refs(g.outputs)} | {m.value for m in g.mutations}
     for n in g.nodes:
         if isinstance(n, Extern):
-            kept |= {*n.mutates, *(name for _, name in n.aliases)}
+            kept |= {*n.mutates, *held_by(n), *(name for _, name in n.aliases)}
         elif isinstance(n, View):
             kept.add(n.source)
     written = {name for n in g.nodes if isinstance(n, Extern) for name in n.mutates}

@@ -139,6 +139,38 @@ def test_arguments_that_share_memory() -> None:
     agree(lambda x, y: (x.add_(1), x + y)[1], twice)
 
 
+def memory_is_given_and_wanted(p: Tensor, q: Tensor, x: Tensor) -> Any:
+    p.data = x + 1
+    y = p @ x
+    return torch.zeros(4, 4, dtype=torch.int32), y @ x
+
+
+def equal_memory_is_given(p: Tensor, q: Tensor, x: Tensor) -> Any:
+    p.data, q.data = x + 1, x + 1
+    return x + 1
+
+
+def constants_are_given(p: Tensor, q: Tensor, x: Tensor) -> Any:
+    p.data, q.data = torch.arange(4.0), torch.tensor([3.0, 1.0, 2.0])
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "fn", (memory_is_given_and_wanted, equal_memory_is_given, constants_are_given)
+)
+def test_memory_that_an_argument_takes_over_is_its_own(fn: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="lenz", options={"on_error": "raise"})
+    for _ in range(2):
+        x = randn(4, 4)
+        want, got = ([torch.zeros(4, 4), torch.zeros(4, 4), x] for _ in range(2))
+        want.append(fn(*want))
+        got.append(run(*got))
+        torch.testing.assert_close(got, want)
+        got[0].fill_(7)
+        torch.testing.assert_close(got[1:], want[1:])
+
+
 def test_memory_of_another_type() -> None:
     def fn(x: Tensor) -> Any:
         y = x.view(torch.int32) * 2
