@@ -153,6 +153,8 @@ def run_calls(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]
         )
         values[n] = call(*(args[1:] if n.op == "call_method" else args), **kwargs)
         if isinstance(values[n], torch.Tensor):
+            if values[n]._is_zerotensor():  # it has no memory
+                values[n] = values[n].clone()
             fake = traced(n)
             shape = torch.Size(number(s) for s in fake.shape)
             if values[n].shape != shape or values[n].dtype != fake.dtype:

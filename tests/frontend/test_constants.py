@@ -93,6 +93,19 @@ def test_small_values_for_library_calls_become_constants() -> None:
     assert constant.stride() == (0, 0, 1) or constant.is_contiguous()
 
 
+def test_constants_of_zeros_without_memory_have_memory() -> None:
+    """Tangents of constants are such zeros; the gradient of this multiplies a matrix by them."""
+    x, w = torch.randn(8), torch.randn(16, 8, requires_grad=True)
+    v = torch.randn(4, 16, requires_grad=True)
+
+    def f() -> Tensor:
+        return torch.func.jacfwd(lambda x: v @ (w @ x).tanh())(x)
+
+    run = torch.compile(f, backend="lenz", options={"on_error": "raise"})
+    got, want = (torch.autograd.grad(g().sum(), (w, v)) for g in (run, f))
+    torch.testing.assert_close(got, want)
+
+
 def test_large_values_for_library_calls_are_computed() -> None:
     p = program(lambda x: (x @ torch.ones(128, 64).tril(),), torch.randn(4, 128))
     assert "aten.mm.default" in targets(p) and not p.constants
