@@ -37,6 +37,7 @@ def lower(p: Program, cx: Context, refused: frozenset[str] = frozenset()) -> Gra
     All operands of a loop are on the device of its result: 0-d CPU tensors are moved there once.
     The nodes in `refused` are called in eager, since their kernels do not compile. In deterministic
     programs eager runs ops whose order of additions varies on GPUs; it fixes the order, or raises.
+    It also runs `empty`, to fill the memory with NaN or the largest integer.
     Raises Unsupported for a graph with values that the IR cannot represent (sparse, nested or
     quantized tensors, symbolic floats, devices without a machine); the caller then runs it in
     eager.
@@ -230,6 +231,8 @@ class _Walk:
             return "no lowering"
         if n.kwargs.get("pin_memory"):
             return "pinned memory"
+        if self.p.deterministic and has(n.target, "unset"):
+            return "deterministic algorithms fill new memory"
         shapes = [s for r in results if r is not None for s in r.shape]
         if any(not self.sizes.issuperset(s.free_vars) for s in shapes):
             return "the size of the result depends on values"

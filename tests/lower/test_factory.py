@@ -78,3 +78,17 @@ def test_linspace(dtype: torch.dtype) -> None:
 def test_triangles_of_ranges() -> None:
     check(lambda x: torch.ones(4, 4, dtype=torch.bool).tril(), X)
     check(lambda x: torch.full((3, 3), float("-inf")).triu(1) + x[:1], X)
+
+
+def test_deterministic_algorithms_fill_new_memory() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        kinds = (torch.float32, torch.int32, torch.bool, torch.complex64)
+        return [torch.empty(3, dtype=t) for t in kinds], torch.empty_like(x), x.new_empty(2, 2)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch._dynamo.reset()
+        got = torch.compile(fn, backend="lenz")(X)
+        torch.testing.assert_close(got, fn(X), equal_nan=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
