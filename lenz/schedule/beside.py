@@ -37,7 +37,7 @@ from lenz.sym import ONE, SymEnv, Var
 # Bytes of one kernel: all of its memory, and its new memory. Larger ones are not short, unless they
 # only update arguments by arguments, which live on anyway.
 LARGEST, NEWEST, UPDATE = 16 << 20, 1 << 20, 1 << 30
-# Different kernels of one launch, which compile one after the other, and its pointers and sizes:
+# Forms of the kernels of one launch, which compile one after the other, and its pointers and sizes:
 # CUDA passes 4 KB of arguments.
 DIFFERENT, ARGUMENTS = 8, 400
 # Programs of up to so many warps that all run at once; more of them need their own number of warps.

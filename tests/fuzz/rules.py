@@ -443,6 +443,8 @@ TABLES: dict[str, tuple[int, str]] = {
         pe {f2}.to(torch.float8_e4m3fn).transpose({d}, {e}).contiguous().to({f2}.dtype)
         e {f}.to(torch.float8_e4m3fn).view(torch.uint8)
         e {f}.to(torch.float8_e5m2).view(torch.int8)
+        e torch.nan_to_num({f}, 1.0, 4.0, -4.0).view(getattr(torch, f"int{8 * {f}.element_size()}"))
+        e (torch.nan_to_num({f1}, 1.0, 4, -4).contiguous().view(torch.int16) & 16).view(torch.half)
         """,
     ),
     "layout": (
