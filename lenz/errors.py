@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 
 # Eager's errors by the name of the check (`ops/check.py`). A kernel returns the index of its failed
 # check in this table, counted from 1.
@@ -80,19 +81,11 @@ class InternalError(LenzError):
         self.line = line
         self.repro = repro
 
-    def located(
-        self, *, pass_name: str = "", line: str = "", repro: str = "", hint: str = ""
-    ) -> InternalError:
+    def located(self, **parts: str) -> InternalError:
         """Return the same error with the named parts filled in if they were empty."""
-        return InternalError(
-            self.what,
-            pass_name=self.pass_name or pass_name,
-            rule=self.rule,
-            line=self.line or line,
-            repro=self.repro or repro,
-            where=self.where,
-            hint=self.hint or hint,
-        )
+        new = copy(self)
+        vars(new).update({name: text for name, text in parts.items() if not getattr(self, name)})
+        return new
 
     def __str__(self) -> str:
         after = f" after {self.pass_name}" if self.pass_name else ""

@@ -11,11 +11,12 @@ import torch
 from lenz.errors import InternalError, annotate
 from lenz.ir.dtype import BY_NAME
 from lenz.ir.graph import Atom, Named, Ref
-from lenz.ir.plan import Alloc, Boxed, CallStep, Check, LaunchStep, Plan, Step, place_of
+from lenz.ir.plan import Alloc, Boxed, CallStep, Check, LaunchStep, Plan, place_of
 from lenz.plan.native import Native
 from lenz.runtime import executor
+from lenz.runtime.captured import Runner
 from lenz.runtime.native import said
-from lenz.sym import Int, Sym, Var, evaluate
+from lenz.sym import Int, Sym
 
 Look: TypeAlias = Callable[[Ref | Sym], Any]
 
@@ -98,18 +99,21 @@ def failure(
     whys = dict(p.comments)
 
     def fail(step: int, status: int, tensors: Sequence[Any], numbers: Sequence[int]) -> NoReturn:
+        what, s = f"{said()} (status {status})", p.flat[step]
+        env = {name: tensors[k] for name, k in made.slots.items()}
         sizes = {v: numbers[k] for v, k in made.sizes.items()}
-
-        def look(a: Ref | Sym) -> Any:
-            if isinstance(a, Ref):
-                return tensors[made.slots[a.name]]
-            slot = made.slots.get(f"%{a.name}") if isinstance(a, Var) else None
-            return evaluate(a, sizes) if slot is None else tensors[slot]
-
-        what, s = said(), p.flat[step]
+        run = Runner(values, env, sizes, lambda a, look: value(a, own, look), 0)
+        run.failed = status
         try:
-            _again(s, status, values, own, look)
-            raise RuntimeError(f"{what} (status {status})")
+            match s:
+                case Alloc() | CallStep() | Check():
+                    run.step(s)
+                case LaunchStep() if s.grid is not None:
+                    if not s.graph:
+                        run.stream = executor.stream(torch.device(s.device).index)
+                        run.step(s)
+                    what = f"{s.kernel} was not launched: CUDA error {status}"
+            raise RuntimeError(what)
         except Exception as e:
             at = step
             while isinstance(p.flat[at], Check):  # it is about the launch before it
@@ -118,25 +122,3 @@ def failure(
             raise
 
     return fail
-
-
-def _again(
-    s: Step, status: int, values: Mapping[str, Any], own: Mapping[str, Any], look: Look
-) -> None:
-    """Repeat a failed step."""
-    match s:
-        case Check():
-            executor.raise_failed(status)
-        case Alloc():
-            t = s.type
-            shape, stride = [[look(x) for x in y] for y in (t.shape, t.layout.stride)]
-            torch.empty_strided(shape, stride, dtype=t.dtype.torch, device=t.device)
-        case CallStep():
-            named = {k: value(a, own, look) for k, a in s.kwargs}
-            executor.resolve(s.op)(*[value(a, own, look) for a in s.args], **named)
-        case LaunchStep() if s.grid is not None:
-            if not s.graph:
-                given = [look(Ref(a)).data_ptr() for a in s.args] + [look(x) for x in s.sizes]
-                stream = executor.stream(torch.device(s.device).index)
-                values[s.kernel](stream, look(s.grid), *given)
-            raise RuntimeError(f"{s.kernel} was not launched: CUDA error {status}")
