@@ -133,22 +133,17 @@ class _Lanes:
 def _accumulators(body: tuple[kernel.Stmt, ...]) -> dict[int, list[_Accumulator]]:
     """The reductions by the loop (its id) that ends them: the outermost that they run over."""
     found: dict[int, list[_Accumulator]] = {}
-
-    def visit(stmts: tuple[kernel.Stmt, ...], path: tuple[kernel.For, ...]) -> None:
-        for s in stmts:
-            for inner in kernel.bodies_of(s):
-                visit(inner, (*path, s) if isinstance(s, kernel.For) else path)
-            if isinstance(s, kernel.Reduce):
-                inside = [f for f in path if f.axis.var in s.over]
-                if not inside or len(inside) != len(s.over):
-                    what = f"{s.name} is reduced over a loop that is not around it"
-                    raise InternalError(what, rule="reduce-over-enclosing")
-                axes = [f.axis for f in path[path.index(inside[0]) :]]
-                lanes = tuple(a for a in axes if a.var not in s.over)
-                over = tuple(next(a for a in axes if a.var is v) for v in s.over)
-                found.setdefault(id(inside[0]), []).append(_Accumulator(s, lanes, over))
-
-    visit(body, ())
+    for s, path in kernel.in_loops(body):
+        if not isinstance(s, kernel.Reduce):
+            continue
+        inside = [f for f in path if f.axis.var in s.over]
+        if not inside or len(inside) != len(s.over):
+            what = f"{s.name} is reduced over a loop that is not around it"
+            raise InternalError(what, rule="reduce-over-enclosing")
+        axes = [f.axis for f in path[path.index(inside[0]) :]]
+        lanes = tuple(a for a in axes if a.var not in s.over)
+        over = tuple(next(a for a in axes if a.var is v) for v in s.over)
+        found.setdefault(id(inside[0]), []).append(_Accumulator(s, lanes, over))
     return found
 
 

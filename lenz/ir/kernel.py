@@ -261,12 +261,19 @@ def map_bodies(s: Stmt, f: Callable[[tuple[Stmt, ...]], tuple[Stmt, ...]]) -> St
     return replace(s, **new) if new else s
 
 
+def in_loops(
+    body: tuple[Stmt, ...], loops: tuple[For, ...] = ()
+) -> Iterator[tuple[Stmt, tuple[For, ...]]]:
+    """Every statement with the loops around it, outer before inner."""
+    for s in body:
+        yield s, loops
+        for inner in bodies_of(s):
+            yield from in_loops(inner, (*loops, s) if isinstance(s, For) else loops)
+
+
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
     """Every statement, outer before inner."""
-    for s in body:
-        yield s
-        for inner in bodies_of(s):
-            yield from walk(inner)
+    return (s for s, _ in in_loops(body))
 
 
 def exprs_of(body: tuple[Stmt, ...]) -> list[Expr]:

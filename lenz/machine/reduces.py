@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lenz.ir.kernel import For, Reduce, Scan, Stmt, bodies_of
+from lenz.ir.kernel import For, Reduce, Scan, in_loops
 from lenz.sym import Var
 
 
@@ -13,14 +13,8 @@ def loops_over(s: Reduce | Scan) -> tuple[Var, ...]:
 
 def reduces_of(loop: For) -> list[tuple[Reduce | Scan, tuple[For, ...]]]:
     """The reductions and scans that end with a loop, each with the loops from there down to it."""
-    found: list[tuple[Reduce | Scan, tuple[For, ...]]] = []
-
-    def visit(body: tuple[Stmt, ...], path: tuple[For, ...]) -> None:
-        for s in body:
-            for inner in bodies_of(s):
-                visit(inner, (*path, s) if isinstance(s, For) else path)
-            if isinstance(s, (Reduce, Scan)) and loop.axis.var in loops_over(s):
-                found.append((s, path))
-
-    visit(loop.body, (loop,))
-    return found
+    return [
+        (s, path)
+        for s, path in in_loops(loop.body, (loop,))
+        if isinstance(s, (Reduce, Scan)) and loop.axis.var in loops_over(s)
+    ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from lenz.ir.alive import bytes_alive
 from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, Kernel, Stmt, Store, bodies_of, branches, overwrites_safely
+from lenz.ir.kernel import For, Kernel, Store, branches, in_loops, overwrites_safely
 from lenz.ir.plan import Step
 from lenz.ir.syntax import exprs_in
 from lenz.ir.tensor import Buffer, TensorType
@@ -88,7 +88,7 @@ def may_overwrite(k: Kernel, read: str, written: str) -> bool:
         return all(may_overwrite(b, read, written) for b in taken)
     if k.kind == "transpose" or (k.tile.warps and not overwrites_safely(k, read, written)):
         return False
-    order = list(_leaves(k.body, ()))
+    order = list(in_loops(k.body))
     stores = [n for n, (s, _) in enumerate(order) if isinstance(s, Store) and s.buffer == written]
     if len(stores) != 1:
         return False
@@ -137,12 +137,3 @@ def _is_below(e: Sym, loops: _Loops, end: Sym) -> bool:
     extent = loops[-1].axis.extent
     ends = extent.args if isinstance(extent, Min) else (extent,)
     return any(_is_below(parts[0] * (x - 1) + parts[1], loops[:-1], end) for x in ends)
-
-
-def _leaves(body: tuple[Stmt, ...], loops: _Loops) -> Iterator[tuple[Stmt, _Loops]]:
-    """All statements except loops, in order, with their enclosing loops."""
-    for s in body:
-        if not isinstance(s, For):
-            yield s, loops
-        for inner in bodies_of(s):
-            yield from _leaves(inner, (*loops, s) if isinstance(s, For) else loops)
