@@ -16,6 +16,7 @@ from lenz.ir import plan as ir
 from lenz.ir.dtype import BY_NAME, DTYPES, DType
 from lenz.ir.graph import Atom, Named, Ref
 from lenz.ir.tensor import TensorType
+from lenz.runtime.executor import place
 from lenz.sym import ZERO, Sym, Var, as_multiple, show, to_python
 
 HEAD = """\
@@ -392,11 +393,6 @@ def _view(w: _Writer, s: ir.ViewStep) -> str:
 def _gpu(device: str) -> int:
     """The number of the GPU "cuda:1"."""
     return int(device.removeprefix("cuda:"))
-
-
-def place(device: str) -> int | str:
-    """The number of a GPU, -1 for the CPU; other devices have their names."""
-    return _gpu(device) if device.startswith("cuda:") else -1 if device == "cpu" else device
 
 
 def _place(device: str) -> str:

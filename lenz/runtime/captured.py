@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from lenz.errors import InternalError
 from lenz.ir import plan as ir
 from lenz.ir.tensor import TensorType
 from lenz.records import dataclass
@@ -96,11 +98,15 @@ class Runner:
         self.env, self.sizes = dict(env), dict(sizes)
         self.failed = 0
 
-    def size(self, s: Sym) -> int:
+    def do(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function of torch or of the runtime."""
+        return f(*args, **kwargs)
+
+    def size(self, s: Sym) -> Any:
         """The value of a size."""
         return evaluate(s, self.sizes)
 
-    def layout(self, t: TensorType) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def layout(self, t: TensorType) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The sizes and strides of a type."""
         return tuple(map(self.size, t.shape)), tuple(map(self.size, t.layout.stride))
 
@@ -114,26 +120,35 @@ class Runner:
         """Name a tensor, which may be in the memory of `source`."""
         self.env[name] = t
 
+    def bind(self, s: ir.BindSize) -> None:
+        """Name a size or stride of a tensor."""
+        t = self.env[s.source]
+        self.sizes[s.var] = (t.stride(s.dim) if s.stride else t.size(s.dim)) // s.factor
+
     def step(self, s: ir.Step) -> None:
         """Run one step."""
         match s:
             case ir.BindSize():
-                t = self.env[s.source]
-                self.sizes[s.var] = (t.stride(s.dim) if s.stride else t.size(s.dim)) // s.factor
+                self.bind(s)
             case ir.Alloc():
                 self.name(s.name, self.memory(s))
                 if s.zero:
-                    self.env[s.name].zero_()
+                    self.do(torch.ops.aten.zero_.default, self.env[s.name])
             case ir.Alias():
-                self.view(s)
+                source = self.env[s.source]
+                made = source if s.same else self.view(s, source)
+                made = self.do(torch.ops.aten.detach.default, made) if s.detached else made
+                self.name(s.name, made, s.source)
+                if isinstance(s, ir.Reuse):
+                    del self.env[s.source]
             case ir.LaunchStep():
                 self.launch(s)
             case ir.CallStep():
                 self.call(s)
             case ir.Lay():
-                place = -1 if s.type.device == "cpu" else torch.device(s.type.device).index
-                told = *self.layout(s.type), s.type.dtype.torch, place, s.op, s.aligned
-                self.name(s.name, executor.lay(self.env[s.name], *told))
+                told = *self.layout(s.type), s.type.dtype.torch, executor.place(s.type.device)
+                laid = self.do(executor.lay, self.env[s.name], *told, s.op, s.aligned)
+                self.name(s.name, laid)
             case ir.Free():
                 self.env.pop(s.name, None)
             case ir.Check():
@@ -142,40 +157,37 @@ class Runner:
             case ir.Current():
                 pass
             case _:
-                raise RuntimeError(f"nobody runs a {type(s).__name__}")
+                raise InternalError(f"nobody runs a {type(s).__name__}")
 
-    def memory(self, s: ir.Alloc) -> Tensor:
+    def memory(self, s: ir.Alloc) -> Any:
         """New memory."""
-        shape, stride = self.layout(s.type)
-        return torch.empty_strided(shape, stride, dtype=s.type.dtype.torch, device=s.type.device)
+        new = {"dtype": s.type.dtype.torch, "device": torch.device(s.type.device)}
+        return self.do(torch.empty_strided, *self.layout(s.type), **new)
 
-    def view(self, s: ir.Alias) -> None:
-        """The memory of another buffer."""
-        t, source = s.type, self.env[s.source]
-        if s.same:
-            made = source
-        elif isinstance(s, ir.Reuse):
-            made = executor.reuse(source, *self.layout(t), t.dtype.torch)
-        else:
-            made = executor.view(source, *self.layout(t), self.size(t.layout.offset))
-        self.name(s.name, made.detach() if s.detached else made, s.source)
+    def view(self, s: ir.Alias, source: Any) -> Any:
+        """Other sizes and strides of memory, or another dtype."""
+        t = s.type
         if isinstance(s, ir.Reuse):
-            del self.env[s.source]
+            return executor.reuse(source, *self.layout(t), t.dtype.torch)
+        return executor.view(source, *self.layout(t), self.size(t.layout.offset))
 
-    def call(self, s: ir.CallStep) -> None:
-        """Call an eager op."""
+    def call(self, s: ir.CallStep) -> Any:
+        """Call an eager op; returns its result."""
         args = [self.value(a, self.look) for a in s.args]
-        got = executor.resolve(s.op)(*args, **{k: self.value(a, self.look) for k, a in s.kwargs})
-        if s.into:
-            return
+        kwargs = {k: self.value(a, self.look) for k, a in s.kwargs}
+        got = self.do(executor.resolve(s.op), *args, **kwargs)
         if s.counted:
-            executor.several(got, len(s.outs), s.op)
-        for o, part in zip(s.outs, (got,) if s.single else got, strict=True):
-            if isinstance(o, Var):
-                self.env[f"%{o}"] = part
-                self.sizes |= {o: part} if isinstance(part, int) else {}
-            elif isinstance(o, str):
-                self.name(o, part)
+            self.do(executor.several, got, len(s.outs), s.op)
+        for k, o in enumerate(() if s.into else s.outs):
+            if isinstance(o, str | Var):
+                part = got if s.single else self.do(operator.getitem, got, k)
+                self.name(o, part) if isinstance(o, str) else self.number(o, part)
+        return got
+
+    def number(self, v: Var, x: Any) -> None:
+        """Name a number that an op has returned."""
+        self.env[f"%{v}"] = x
+        self.sizes |= {v: x} if isinstance(x, int) else {}
 
     def launch(self, s: ir.LaunchStep) -> list[int]:
         """Launch a kernel; returns its addresses and sizes."""

@@ -235,6 +235,12 @@ _DIRECT: Mapping[str, Callable[..., Any]] = {
 }
 
 
+def place(device: str) -> int | str:
+    """The number of a GPU, -1 for the CPU; other devices have their names."""
+    d = torch.device(device)
+    return d.index if d.type == "cuda" else -1 if d.type == "cpu" else device
+
+
 def lay(
     t: Any,
     size: Shape,
