@@ -50,7 +50,6 @@ from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis
 from lenz.records import dataclass, field, replace
 from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, product, substitute
-from lenz.sym.expr import sum_of
 from lenz.target import HOST
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
@@ -294,11 +293,6 @@ def moved(s: Stmt | LookBack, at: Mapping[Var, Sym], over: bool = False) -> Any:
     return _with_fields(map_values(s, lambda e: reindex(e, at)), kinds, new)
 
 
-def with_buffers(s: Stmt | LookBack, names: Mapping[str, str]) -> Any:
-    """A statement with renamed written buffers."""
-    return _with_fields(s, _WRITES, lambda name: names.get(name, name))
-
-
 def renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
     """A function that renames the buffers that an expression reads."""
     memo: dict[Expr, Expr] = {}
@@ -314,8 +308,9 @@ def renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
 
 def renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ...]:
     """The statements with renamed buffers."""
-    change = renaming(lambda name: names.get(name, name))
-    return map_leaves(body, lambda s: with_buffers(map_values(s, change), names))
+    name_of = lambda name: names.get(name, name)
+    change = renaming(name_of)
+    return map_leaves(body, lambda s: _with_fields(map_values(s, change), _WRITES, name_of))
 
 
 def _with_fields(s: Stmt | LookBack, kinds: frozenset[str], f: Callable[[Any], Any]) -> Any:
@@ -413,8 +408,7 @@ def split_grids(k: Kernel) -> list[tuple[Kernel, tuple[str, ...]]]:
     if len(parts := grids(k)) == 1:
         return [(k, tuple([p.name for p in k.params]))]
     found = []
-    known: dict[str, Param | Local] = {p.name: p for p in k.params}
-    known |= {x.name: x for x in k.locals}
+    known = {x.name: x for x in chain[Param | Local](k.params, k.locals)}
     for part in parts:
         used = [known[n] for n in dict.fromkeys(chain(*buffers_in(part)))]
         new = {x.name: f"a{n}" for n, x in enumerate(used)}
@@ -430,7 +424,7 @@ def split_grids(k: Kernel) -> list[tuple[Kernel, tuple[str, ...]]]:
 def programs(k: Kernel) -> Sym:
     """The number of programs of a GPU kernel's grids."""
     sizes = [product([a.extent for a in around(part.body, "grid")[0]]) for part in grids(k)]
-    return sum_of([(n, 1) for n in sizes])
+    return sum(sizes, ZERO)
 
 
 def branches(k: Kernel) -> tuple[Kernel, ...]:

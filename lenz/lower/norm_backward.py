@@ -119,10 +119,8 @@ def native_group_norm_backward(
     def xhat(i: Index) -> Expr:
         return (x.compute(i) - stat(mean, i)) * stat(rstd, i)
 
-    def total(at: At, name: str) -> Value:
-        return reduce_over(b, "sum", spatial, False, at, None, b.temp(x.shape[:2], acc, x), name)
-
-    sum_dy, sum_dyx = total(dy, "sum_dy"), total(lambda i: dy(i) * xhat(i), "sum_dyx")
+    sum_dy = sum_rows(b, spatial, dy, acc, "sum_dy")
+    sum_dyx = sum_rows(b, spatial, lambda i: dy(i) * xhat(i), acc, "sum_dyx")
     dx = dweight = dbias = None
     if output_mask[0]:
         first, second = (_group_mean(b, s, v, weight) for v in (sum_dy, sum_dyx))
@@ -191,12 +189,10 @@ def native_batch_norm_backward(
     def xhat(i: Index) -> Expr:
         return (x.compute(i) - ops.cast(mean.compute((i[1],)), acc)) * scale(i)
 
-    def total(at: At, name: str) -> Value:
-        return reduce_over(b, "sum", s, False, at, None, b.temp(s.rows, acc, x), name)
-
+    product: At = lambda i: dy(i) * xhat(i)
     in_dx = train and output_mask[0]
-    dbias = total(dy, "dbias") if output_mask[2] or in_dx else None
-    dweight = total(lambda i: dy(i) * xhat(i), "dweight") if output_mask[1] or in_dx else None
+    dbias = sum_rows(b, s, dy, acc, "dbias") if output_mask[2] or in_dx else None
+    dweight = sum_rows(b, s, product, acc, "dweight") if output_mask[1] or in_dx else None
 
     def dx(i: Index) -> Expr:
         """invstd * weight * (dy - sum(dy)/n - xhat * sum(dy * xhat)/n); in evaluation no sums."""

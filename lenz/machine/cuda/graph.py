@@ -202,7 +202,7 @@ class _Capture(Runner):
         if name in self.w.kept or name in self.w.writes:
             self.results[name] = t
 
-    def memory(self, s: Alloc) -> Tensor:
+    def memory(self, s: Alloc) -> Any:
         """New memory of the graph, or that of a result."""
         if s.name in self.w.writes and s.name not in self.w.copied:
             self.origins[s.name] = s.name

@@ -22,8 +22,9 @@ from math import gcd
 
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, interpret, load, nodes_of, rebuild
-from lenz.ir.kernel import For, If, Let, Reduce, Scan, Sort, Stmt, Store, exprs_of, walk
+from lenz.ir.kernel import For, If, Scan, Sort, Stmt, exprs_of, map_leaves, walk
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED
+from lenz.ir.syntax import map_values
 from lenz.ir.tensor import Axis
 from lenz.ops.bits import AND
 from lenz.ops.compare import LE, LT, WHERE
@@ -127,16 +128,7 @@ def _rewritten(body: tuple[Stmt, ...], lane: Axis, known: Mapping[Expr, bool]) -
             return load(e.attrs[0], [_shown(s, lane.var) for s in e.attrs[1]], e.dtype, tuple(args))
         return apply(e.op, *args) if e.op in (AND, WHERE) else rebuild(e, tuple(args))
 
-    def statement(s: Stmt) -> Stmt:
-        match s:
-            case For():
-                return replace(s, body=tuple([statement(x) for x in s.body]))
-            case Let() | Reduce() | Store():
-                return replace(s, value=interpret(s.value, visit, memo))
-            case _:
-                return s
-
-    return tuple([statement(s) for s in body])
+    return map_leaves(body, lambda s: map_values(s, lambda e: interpret(e, visit, memo)))
 
 
 def _shown(s: Sym, lane: Var) -> Sym:
