@@ -65,6 +65,13 @@ def prove_divides(k: Sym | int, e: Sym | int) -> bool:
     return e % k is ZERO
 
 
+def is_within(e: Sym, limit: int) -> bool:
+    """-limit < e < limit for all values in the ranges; of a sum also each product."""
+    terms = ((e, 1), *(e.terms if isinstance(e, Add) else ()))
+    known = [(c * t.lo, c * t.hi) for t, c in terms if t.lo is not None and t.hi is not None]
+    return len(known) == len(terms) and all(abs(x) < limit for ends in known for x in ends)
+
+
 @cache
 def divisor(e: Sym) -> int:
     """The largest int known to divide e for all values.

@@ -20,10 +20,11 @@ from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import vector
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, affine_in
 from lenz.sym.expr import children
+from lenz.sym.prove import is_within
 
 Bound = Mapping[Var, Value]
 _NONE: Bound = {}
-_I32_MAX = 2**31 - 1
+_I32_END = 2**31
 
 
 class Indices:
@@ -235,13 +236,7 @@ def index_type(s: Sym, bound: Bound = _NONE) -> DType:
     stack = [s]
     while stack:
         e = stack.pop()
-        if isinstance(e, Var) and e in bound:
-            return I64
-        if e.lo is None or e.hi is None or e.lo < -_I32_MAX or e.hi > _I32_MAX:
-            return I64
-        if isinstance(e, Add) and any(
-            abs(c) * max(abs(t.lo or 0), abs(t.hi or 0)) > _I32_MAX for t, c in e.terms
-        ):
+        if (isinstance(e, Var) and e in bound) or not is_within(e, _I32_END):
             return I64
         stack.extend(children(e))
     return I32

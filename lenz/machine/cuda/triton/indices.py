@@ -13,6 +13,7 @@ from lenz.ir.dtype import I32, I64, DType
 from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var
 from lenz.sym.expr import children
+from lenz.sym.prove import is_within
 
 _LIMIT = 1 << 31
 
@@ -25,15 +26,7 @@ def fits(parts: Iterable[Sym]) -> bool:
         if s in seen:
             return True
         seen.add(s)
-        if s.lo is None or s.hi is None or s.lo < -_LIMIT or s.hi >= _LIMIT:
-            return False
-        if isinstance(s, Add):
-            for t, c in s.terms:
-                if t.lo is None or t.hi is None:
-                    return False
-                if max(abs(t.lo * c), abs(t.hi * c)) >= _LIMIT:
-                    return False
-        if not all(holds(x) for x in children(s)):
+        if not is_within(s, _LIMIT) or not all(map(holds, children(s))):
             return False
         if isinstance(s, (FloorDiv, Mod)) and not _is_plain(s):
             # The text that rounds down adds a divisor to a remainder and subtracts the result.
