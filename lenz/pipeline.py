@@ -253,11 +253,8 @@ def named(s: Schedule) -> Schedule:
     for step in s.steps:
         if isinstance(step, Launch):
             key = step.device, replace(step.kernel, name="k")
-            kernel = unique.get(key)
-            if kernel is None:
-                kernel = replace(step.kernel, name=f"{step.kernel.name}_{len(unique)}")
-                unique[key] = kernel
-            step = replace(step, kernel=kernel)
+            kernel = replace(step.kernel, name=f"{step.kernel.name}_{len(unique)}")
+            step = replace(step, kernel=unique.setdefault(key, kernel))
         steps.append(step)
     return replace(s, steps=tuple(steps))
 

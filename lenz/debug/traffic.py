@@ -41,7 +41,7 @@ def touched(k: Kernel, env: SymEnv) -> Touched:
     parameter's size. A conditional access counts as if it always happened. Of a branch the first
     body counts: the second touches the same elements. A workspace counts as written completely.
     """
-    k = replace(k, body=_counted(k.body))
+    k = replace(k, body=first_bodies(k.body))
     loops = _loops(k, env)
     sizes = {p.name: env.hint(p.size) for p in k.params}
     loads = [(e.attrs[0], e.attrs[1][0], e.args) for e in loads_of(*exprs_of(k.body)) if e.attrs[1]]
@@ -75,10 +75,12 @@ def _sum(
     return {name: min(sizes[name], sum(found[name].values())) for name in sizes if name in found}
 
 
-def _counted(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+def first_bodies(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """The statements with the first body of each branch in its place."""
-    parts = [_counted(s.then) if isinstance(s, If) else (map_bodies(s, _counted),) for s in body]
-    return tuple([s for part in parts for s in part])
+    made = list[Stmt]()
+    for s in body:
+        made += first_bodies(s.then) if isinstance(s, If) else (map_bodies(s, first_bodies),)
+    return tuple(made)
 
 
 def _loops(k: Kernel, env: SymEnv) -> Loops:

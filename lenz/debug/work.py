@@ -12,12 +12,13 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from lenz.debug.profile import bandwidth
+from lenz.debug.traffic import first_bodies
 from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Atom, Extern, Ref
-from lenz.ir.kernel import For, If, Kernel, Reduce, Scan, Stmt
+from lenz.ir.kernel import Kernel, Reduce, Scan, in_loops
 from lenz.ir.syntax import exprs_in
 from lenz.ir.tensor import Buffer
-from lenz.sym import ZERO, Sym, SymEnv, Var, substitute
+from lenz.sym import ZERO, Sym, SymEnv, substitute
 from lenz.target import HOST
 
 # Ops of floats that move or compare bits. Others count as one operation each, `fma` as two.
@@ -31,24 +32,15 @@ ROUNDS = 12
 
 def kernel_flops(k: Kernel, env: SymEnv) -> int:
     """Floating-point operations of a launch at the example sizes; of a branch the first body."""
-    return _flops(k.body, 1, {}, env)
-
-
-def _flops(body: tuple[Stmt, ...], times: int, at: dict[Var, Sym], env: SymEnv) -> int:
     found = 0
-    for s in body:
-        match s:
-            case For(axis, _, inner):
-                # An extent that depends on an outer loop is that of the first iteration.
-                count = max(0, env.hint(substitute(axis.extent, at)))
-                found += _flops(inner, times * count, {**at, axis.var: ZERO}, env)
-            case If(_, _, then, _):
-                found += _flops(then, times, at, env)
-            case _:
-                nodes = [n for n in nodes_of(*exprs_in(s)) if n.dtype.is_float]
-                ops = sum(1 + (n.op.name == "fma") for n in nodes if n.op.name not in NO_FLOPS)
-                folds = isinstance(s, (Reduce, Scan)) and s.dtype.is_float
-                found += times * (ops + folds)
+    for s, loops in in_loops(first_bodies(k.body)):
+        # An extent that depends on an outer loop is that of the first iteration.
+        first = {f.axis.var: ZERO for f in loops}
+        times = prod(max(0, env.hint(substitute(f.axis.extent, first))) for f in loops)
+        nodes = [n for n in nodes_of(*exprs_in(s)) if n.dtype.is_float]
+        ops = sum(1 + (n.op.name == "fma") for n in nodes if n.op.name not in NO_FLOPS)
+        folds = isinstance(s, (Reduce, Scan)) and s.dtype.is_float
+        found += times * (ops + folds)
     return found
 
 

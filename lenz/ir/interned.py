@@ -22,9 +22,9 @@ from lenz.sym import expr as sym
 TABLES: tuple[MutableMapping[Any, Any], ...] = (
     expr._TABLE, sym._EXTREMES, sym._DIVISIONS, sym._MULS, sym._ADDS, sym._VARS, sym._INTS,
 )  # fmt: skip
-MEMOS: tuple[MutableMapping[Any, Any], ...] = recombine._WHOLES, expr._WALKS
 CACHED = (
     affine_in, divide.floordiv, divide.mod, divide._split_symbolic, prove.divisor, prove._descend,
+    recombine._whole,
 )  # fmt: skip
 FREE = 1 << 13  # entries that may be dead: 3 MiB
 
@@ -73,8 +73,7 @@ def release() -> None:
     with _LOCK:
         if _COUNTS["users"]:
             return
-        for memo in MEMOS:
-            memo.clear()
+        expr._WALKS.clear()
         for function in CACHED:
             function.cache_clear()
         while sum([_drop(table) for table in TABLES]):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.fx import GraphModule
-
 from lenz.api import compile_graph
 from lenz.debug.report import ExternReport, GraphReport, KernelReport, launches_report
 from lenz.debug.timeline import graph_report, refused_report
@@ -34,11 +32,7 @@ class Explainer:
 
     def backend(self, options: Options, watching: Sequence[Watching] = ()) -> Callable[..., Any]:
         """A backend of torch.compile that reports to this object."""
-
-        def watched(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            return compile_graph(gm, example_inputs, options, self, watching=watching)
-
-        return watched
+        return lambda gm, xs: compile_graph(gm, xs, options, self, watching=watching)
 
     def report(self, result: object = None, **more: Any) -> Report:
         """The report so far; `more` are other fields of it."""
@@ -54,12 +48,9 @@ class Explainer:
             self.replayed[len(self.graphs)] = made.call
         steps = launches_report(made.schedule, {q.name: q.source for q in p.placeholders})
         told = graph_report(p, made.graph, made.schedule, made.plan, steps)
-        rest: dict[str, Any] = {
-            "timings": dict(recorder.times),
-            "source": made.told,
-            "autotune": made.tuned,
-        }
-        self.graphs.append(replace(told, **rest))
+        times = dict(recorder.times)
+        told = replace(told, timings=times, source=made.told, autotune=made.tuned)
+        self.graphs.append(told)
         self.note(p, graph_data(made.schedule, made.plan, made.code.text, steps))
         return self.counted(made.call, steps)
 

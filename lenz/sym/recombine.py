@@ -11,6 +11,8 @@ remainder, so the loop ends.
 
 from __future__ import annotations
 
+from functools import cache
+
 from lenz.sym import polynomial
 from lenz.sym.expr import (
     DIV,
@@ -27,8 +29,6 @@ from lenz.sym.expr import (
     linear,
     scale,
 )
-
-_WHOLES: dict[Mod, tuple[Sym, Sym]] = {}  # n % b -> canonical n // b and b*(n // b)
 
 Change = tuple[tuple[Sym, int], ...]  # what to add to the sum, in multiples
 
@@ -99,13 +99,11 @@ def _cofactors(t: Sym, kind: type[Sym]) -> list[tuple[Sym, Sym]]:
     return out
 
 
+@cache
 def _whole(m: Mod) -> tuple[Sym, Sym]:
     """(n // b, b*(n // b)) for the remainder n % b."""
-    found = _WHOLES.get(m)
-    if found is None:
-        q = m.num // m.den
-        found = _WHOLES[m] = (q, q * m.den)
-    return found
+    q = m.num // m.den
+    return q, q * m.den
 
 
 def _join(coefs: dict[Sym, int], t: Sym) -> Change | None:

@@ -234,7 +234,6 @@ STATE = {
         "_DIVISIONS": INTERNED,
         "_EXTREMES": INTERNED,
     },
-    "sym/recombine.py": {"_WHOLES": MEMO},
 }
 
 # Words that say nothing about what a file or a class is for.
