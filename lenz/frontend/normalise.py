@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -193,20 +192,17 @@ def dedup(gm: GraphModule) -> None:
     """
     touched = touched_by(gm.graph)
     pinned = touched.returned | touched.mutated
-    seen: dict[Hashable, Node] = {}
+    seen: dict[tuple[object, ...], Node] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":
-            key: Hashable = ("get_attr", node.target)
+            key: tuple[object, ...] = ("get_attr", node.target)
         elif node.op == "call_function":
             if written_by(node) or not is_pure(node):
                 if written_by(node) or not isinstance(node.target, torch._ops.OpOverload):
                     seen.clear()
                 continue
-            try:
-                key = (node.target, frozen(node.args), frozen(node.kwargs))
-                hash(key)
-            except TypeError:
-                continue  # an unhashable argument of an op that is not torch's
+            # The text of arguments distinguishes 1, 1.0 and True, and 0.0 and -0.0.
+            key = node.target, repr(node.args), repr(node.kwargs)
         else:
             continue
         earlier = seen.setdefault(key, node)
@@ -251,23 +247,6 @@ def is_pure(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat)) and (
         not isinstance(target, torch._ops.HigherOrderOperator)
     )
-
-
-def frozen(value: Any) -> Hashable:
-    """Return a hashable form of arguments that distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
-    if isinstance(value, (tuple, list)):
-        return tuple(frozen(v) for v in value)
-    if isinstance(value, dict):
-        return tuple((k, frozen(v)) for k, v in value.items())
-    if isinstance(value, slice):
-        return ("slice", frozen(value.start), frozen(value.stop), frozen(value.step))
-    if isinstance(value, (bool, int)):
-        return (type(value), value)
-    if isinstance(value, float):
-        return (float, value.hex())
-    if isinstance(value, complex):
-        return (complex, value.real.hex(), value.imag.hex())
-    return value  # type: ignore[no-any-return]  # its reader asks for the hash
 
 
 def prune(graph: Graph) -> None:
