@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -88,36 +89,49 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 
 def write(path: str | os.PathLike[str], contents: Contents) -> None:
-    """Write the file atomically. Raises UserError if its folder is missing."""
+    """Write the file atomically. Raises UserError if that is impossible."""
     import tempfile
 
     check_folder(path)
     data, path = as_bytes(contents), Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with _writing(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".lenz-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+
+@contextmanager
+def _writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file or folder in the error if it cannot be written."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        yield
+    except OSError as e:
+        raise UserError(f"cannot write {os.fspath(path)!r}: {e.strerror}") from e
 
 
 def write_folder(path: str | os.PathLike[str], contents: Contents) -> None:
     """Write a folder for people: the file, with its texts and machine code beside it."""
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
     manifest = {k: v for k, v in contents.manifest.items() if k != "variants"}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    texts = {"manifest.json": (json.dumps(manifest, indent=1) + "\n").encode()}
     for k, v in enumerate(contents.manifest["variants"]):
-        (folder / f"plan{k}.ir").write_text(v["plan"], encoding="utf-8")
+        texts[f"plan{k}.ir"] = v["plan"].encode()
         for device, pieces in v["kernels"].items():
             for piece, name in pieces.items():
-                file = folder / f"{quoted(device)}.{k}.{quoted(piece)}.code"
-                file.write_bytes(to_bytes(contents.tensors[name]))
+                file = f"{quoted(device)}.{k}.{quoted(piece)}.code"
+                texts[file] = to_bytes(contents.tensors[name])
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, data in texts.items():
+            (folder / file).write_bytes(data)
     write(folder / WHOLE, contents)
 
 

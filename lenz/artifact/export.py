@@ -38,7 +38,10 @@ from lenz.target import HOST
 from lenz.version import __version__
 
 # An artifact holds one plan, without a fallback for calls that break an assumption.
-FIXED: Mapping[str, object] = {"aligned": False, "size_facts": False, "on_error": "raise"}
+# Its machine code comes from the store of its job.
+FIXED: Mapping[str, object] = {
+    "aligned": False, "size_facts": False, "on_error": "raise", "cache": True
+}  # fmt: skip
 
 
 def export(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -16,7 +16,7 @@ from lenz.artifact.container import Contents, Manifest, read, to_bytes, write, w
 from lenz.errors import UserError, some
 from lenz.ir.interned import uncollected
 from lenz.ir.lexer import ReadError
-from lenz.ir.plan import Boxed, Plan
+from lenz.ir.plan import Boxed, Input, Plan
 from lenz.ir.reader import read as read_text
 from lenz.loading import foreign
 from lenz.loading import load as load_plan
@@ -58,7 +58,9 @@ class CompiledArtifact:
         self._out = None if call["out"] is None else specs.loads(call["out"])
         self._weights = [_weight(w, contents.tensors) for w in call["weights"]]
         self._given, self._written = call["given"], call["written"]
-        self._run = _loaded(contents)
+        self._run, places = _loaded(contents)
+        self._writes = places.union(k for _, k in self._written)
+        self._spans = [*map(_span, self._weights)]
 
     @property
     def manifest(self) -> Manifest:
@@ -95,6 +97,9 @@ class CompiledArtifact:
             raise UserError(f"the program takes {some(given, 'input')}, not {len(values)}")
         for value, (k, g) in zip(values, given, strict=True):
             _check(k, value, g)
+        if self._writes:
+            spans = [*self._spans, *map(_span, values)]
+            _check_apart(spans, self._writes, [k for k, _ in given])
         with torch.no_grad():
             held = [*self._weights, *values]
             results = list(self._run([*held]))
@@ -115,7 +120,8 @@ class CompiledArtifact:
         found = []
         for k, (value, g) in enumerate(zip(flat, self._given, strict=True)):
             if "is" in g:
-                if type(value) is not type(g["is"]) or value != g["is"]:
+                # As text: NaN is itself, and 0.0 is not -0.0.
+                if type(value) is not type(g["is"]) or repr(value) != repr(g["is"]):
                     told = f"argument {k} is {value!r}, and was {g['is']!r}"
                     raise UserError(f"{told} when the program was exported")
             else:
@@ -145,6 +151,28 @@ def _check(k: int, value: Any, g: Mapping[str, Any]) -> None:
             raise UserError(f"size {d} of argument {k} is {n}, and the program takes {ends}")
 
 
+def _check_apart(spans: Sequence[tuple[int, int]], writes: Set[int], places: Sequence[int]) -> None:
+    """Refuse an argument that overlaps a tensor if one is written: plans take them as apart.
+
+    `spans` has the weights, then the arguments, whose numbers are `places`.
+    """
+    weights = len(spans) - len(places)
+    for j in writes:
+        for k in range(0 if j >= weights else weights, len(spans)):
+            if j != k and max(spans[j][0], spans[k][0]) < min(spans[j][1], spans[k][1]):
+                names = [f"argument {places[i - weights]}" for i in (j, k) if i >= weights]
+                told = f"{' and '.join([*names, 'a weight'][:2])} share memory"
+                raise UserError(f"{told}, and the program writes into it", hint="pass a copy")
+
+
+def _span(value: Any) -> tuple[int, int]:
+    """The addresses from the first element of a tensor to the end of its last one."""
+    if not isinstance(value, Tensor) or value.numel() == 0:
+        return 0, 0
+    last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+
+
 def _mismatch(want: pytree.TreeSpec, given: Any) -> str:
     """What the program takes and what a call gives: numbers, or structures with `*` for values."""
     got = pytree.tree_structure(given)
@@ -172,8 +200,8 @@ class _Variant:
     kernels: Mapping[str, Mapping[str, str]]
 
 
-def _loaded(contents: Contents) -> Boxed:
-    """The plan for this machine, as a callable."""
+def _loaded(contents: Contents) -> tuple[Boxed, Set[int]]:
+    """The plan for this machine, as a callable, and the arguments that it writes into."""
     m = contents.manifest
     if (want := release_of(m["torch"])) != (here := release_of(torch.__version__)):
         raise UserError(f"this artifact is for torch {want}, and this is torch {here}")
@@ -190,7 +218,9 @@ def _loaded(contents: Contents) -> Boxed:
     }
     functions, alive = load_kernels(signatures(v.plan), code)
     store = store_in(Options.from_environment({}))
-    return load_plan(v.plan, functions, alive, constants, {}, _refuse, True, store)
+    run = load_plan(v.plan, functions, alive, constants, {}, _refuse, True, store)
+    inputs = enumerate(v.plan.inputs)
+    return run, {k for k, i in inputs if isinstance(i, Input) and i.written}
 
 
 def _refuse(*args: Any) -> NoReturn:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.fx import symbolic_trace
 
 import lenz
 from lenz.artifact import container, levels, loaded, show, specs
@@ -233,6 +234,61 @@ def test_arguments_that_are_written(tmp_path: Path) -> None:
     assert int(run.weights["calls"]) == 3
     text = show.summary(container.read(path), plan=False)
     assert "writes    'calls'" in text and "writes    argument 2" in text
+
+
+def test_a_written_argument_that_overlaps_another_is_refused(tmp_path: Path) -> None:
+    class Adding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(4))
+
+        def forward(self, x: Tensor, by: int, y: Tensor) -> Tensor:
+            self.get_buffer("calls").add_(by)
+            x.add_(by)
+            return x * y
+
+    lenz.export(Adding(), tmp_path / "m.lenz", (torch.ones(4), 1, torch.ones(4)))
+    run, memory = lenz.load(tmp_path / "m.lenz"), torch.ones(8)
+    graph = symbolic_trace(lambda x, y: (x.add_(1) * y,))
+    alone = lenz.standalone_compile(graph, [torch.ones(4), torch.ones(4)])
+    for x, y in ((memory[:4], memory[:4]), (memory[:4], memory[3:7])):
+        with pytest.raises(UserError, match=r"argument [02] and argument [02] share memory"):
+            run(x, 1, y)
+        with pytest.raises(UserError, match="share memory, and the program writes"):
+            alone(x, y)
+    for args in ((run.weights["calls"], 1, memory[:4]), (memory[:4], 1, run.weights["calls"])):
+        with pytest.raises(UserError, match=r"argument [02] and a weight share memory"):
+            run(*args)
+    assert torch.equal(memory, torch.ones(8)) and not run.weights["calls"].any()
+    assert torch.equal(run(memory[:4], 1, memory[4:]), torch.full((4,), 2.0))
+
+
+def test_constants_are_the_same_to_the_bit(tmp_path: Path) -> None:
+    class Filled(nn.Module):
+        def forward(self, x: Tensor, by: float) -> Tensor:
+            return torch.full((2,), by) + x * 0
+
+    for by, other in ((float("nan"), 1.0), (-0.0, 0.0), (1.0, 1)):
+        run = lenz.export(Filled(), tmp_path / "m.lenz", (torch.ones(2), by), levels=("host",))
+        got, want = run(torch.ones(2), by), Filled()(torch.ones(2), by)
+        torch.testing.assert_close(got, want, equal_nan=True)
+        with pytest.raises(UserError, match="when the program was exported"):
+            run(torch.ones(2), other)
+
+
+def test_an_export_needs_no_disk_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENZ_CACHE", "0")
+    module, x = perceptron(), torch.randn(3, 6)
+    same(lenz.export(module, tmp_path / "m.lenz", (x,), levels=("host",))(x), module(x))
+
+
+def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    run = lenz.export(perceptron(), tmp_path / ("m" * 250), (torch.randn(3, 6),), levels=("host",))
+    (tmp_path / "file").touch()
+    for path, how in ((tmp_path, "binary"), (tmp_path / "file", "unpacked")):
+        with pytest.raises(UserError, match=f"cannot write '{path}': "):
+            run.save(path, format=how)  # type: ignore[arg-type]
+    assert {p.name for p in tmp_path.iterdir()} == {"m" * 250, "file"}
 
 
 def test_random_numbers_are_of_the_seed(tmp_path: Path) -> None:
