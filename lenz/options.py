@@ -237,8 +237,8 @@ def _checked(name: str, kind: str, value: object) -> object:
                 hint = "give a fraction of the default, such as 0.5, or a whole number of bytes"
                 raise UserError(f"option {name}: {value} is not a budget", hint=hint)
             return value
-        case (("str" | "str | None"), (str() | os.PathLike())):
-            return os.fspath(value)
+        case "str | None", (str() | os.PathLike()) if "\0" not in os.fsdecode(value):
+            return os.fsdecode(value) or None  # an empty path would be the working folder
         case "tuple[Log, ...]", (str() | tuple() | list()):
             return _words(name, choices, value)
         case "tuple[Pass, ...]", (str() | tuple() | list()):
@@ -249,7 +249,8 @@ def _checked(name: str, kind: str, value: object) -> object:
         case _, int() if str(int(value)) in choices:
             return str(int(value))
     truth, absent = ["True", "False"] * kind.startswith("bool"), ["None"] * kind.endswith("None")
-    expected = f"one of {', '.join([*truth, *choices, *absent])}" if choices else kind
+    named = kind.replace("tuple[Pass, ...]", "a list of passes")
+    expected = f"one of {', '.join([*truth, *choices, *absent])}" if choices else named
     raise UserError(f"option {name}: expected {expected}, got {value!r}")
 
 

@@ -61,11 +61,13 @@ def folder(*names: str, make: bool = False) -> Iterator[Folder]:
 
 def make_above(path: str) -> None:
     """Create missing folders above `path`, for this user alone."""
-    above = os.path.dirname(path)
-    if above not in ("", path) and not os.path.isdir(above):
-        make_above(above)
+    missing = []
+    while (above := os.path.dirname(path)) not in ("", path) and not os.path.isdir(above):
+        missing.append(above)
+        path = above
+    for each in reversed(missing):
         with suppress(FileExistsError):
-            os.mkdir(above, 0o700)
+            os.mkdir(each, 0o700)
 
 
 @contextmanager

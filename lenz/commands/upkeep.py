@@ -64,7 +64,7 @@ def clear(store: Store) -> int:
 
 def export(store: Store, bundle: Path) -> int:
     """Write all whole entries to a file, replacing it; returns their number."""
-    number, temporary = 0, bundle.with_name(f".{bundle.name}-{os.getpid()}")
+    number, temporary = 0, bundle.absolute().parent / f".lenz-{os.getpid()}"
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as made:
             for file, *_ in store.files():

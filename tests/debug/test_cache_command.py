@@ -142,6 +142,7 @@ def test_flipped_bytes_of_a_bundle_change_no_entry(say: Say, store: Store, tmp_p
         (("stats", "x"), "takes no file"),
         (("import", "nowhere.zip"), "cannot read nowhere.zip"),
         (("export", "nowhere/at/all.zip"), "cannot write nowhere/at/all.zip"),
+        (("export", "."), "cannot write .: "),
     ],
 )
 def test_wrong_usage_is_told_in_a_line(say: Say, arguments: tuple[str, ...], message: str) -> None:

@@ -137,6 +137,8 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"logs": 3}, "option logs: expected one of graph, ir"),
     ({"cache_dir": 3}, "option cache_dir: expected str"),
     ({"debug_dir": 3}, "option debug_dir: expected str | None, got 3"),
+    ({"cache_dir": "a\0b"}, "option cache_dir: expected str | None, got 'a\\x00b'"),
+    ({"passes": 3}, "option passes: expected a list of passes, got 3"),
 ]
 
 
@@ -184,6 +186,7 @@ def test_the_cache_stands_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPa
     assert read(XDG_CACHE_HOME="/x").cache_dir == "/x/lenz"
     assert read(XDG_CACHE_HOME="not/absolute").cache_dir == f"{home}/.cache/lenz"
     assert read({"cache_dir": Path("/here")}, XDG_CACHE_HOME="/x").cache_dir == "/here"
+    assert read({"cache_dir": ""}, LENZ_CACHE_DIR="").cache_dir == f"{home}/.cache/lenz"
     monkeypatch.setattr("sys.platform", "darwin")
     assert read().cache_dir == f"{home}/Library/Caches/lenz"
     monkeypatch.setattr("sys.platform", "win32")

@@ -263,7 +263,15 @@ def test_an_entry_that_others_can_write_to_is_a_miss(tmp_path: Path) -> None:
 
 def test_no_folder_means_no_cache_and_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    store = Store(tmp_path / "file" / "cache")
+    none_can_be_made(Store(tmp_path / "file" / "cache"))
+
+
+def test_a_path_that_is_too_long_means_one_warning(tmp_path: Path) -> None:
+    """Of more folders than Python may recurse into, and of more bytes than a path may have."""
+    none_can_be_made(Store(str(tmp_path / ("d" * 300)) + "/d" * 3000))
+
+
+def none_can_be_made(store: Store) -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for n in range(5):
