@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 from lenz.debug.trace import TEXTS, file_name, one_by_one, write_in
-from lenz.errors import InternalError
+from lenz.errors import InternalError, UserError
 from lenz.ir.dtype import dtype_of
 from lenz.options import Options
 
@@ -158,7 +158,7 @@ def write_repro(
     folder = Path(options.debug_dir) / file_name(f"repro-{name}-{code}")
     try:
         write_in(folder, {k: one_by_one(text) for k, text in texts.items()}, make=True)
-    except OSError:
+    except UserError:  # the fault itself counts more
         return ""
     return str(folder)
 

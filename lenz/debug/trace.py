@@ -143,7 +143,7 @@ def new_folder(root: str, name: str) -> Path:
             continue
         except OSError as e:
             raise UserError(
-                f"cannot make the debug folder {folder}: {e}", hint="set LENZ_DEBUG_DIR"
+                f"cannot make the debug folder {folder}: {e.strerror}", hint="set LENZ_DEBUG_DIR"
             ) from e
     raise UserError(f"{root} is full of debug folders", hint="delete it")
 
@@ -159,7 +159,14 @@ def file_name(name: str) -> str:
 
 
 def write_in(path: Path, texts: Mapping[str, str | bytes], make: bool = False) -> None:
-    """Write files into a folder of this user; with `make`, make it. Raises OSError."""
-    with folder(str(path), make=make) as at:
-        for name, text in texts.items():
-            write(at, file_name(name), text.encode() if isinstance(text, str) else text)
+    """Write files into a folder of this user; with `make`, make it.
+
+    Raises UserError if that is impossible, because the disk is full for example.
+    """
+    try:
+        with folder(str(path), make=make) as at:
+            for name, text in texts.items():
+                write(at, file_name(name), text.encode() if isinstance(text, str) else text)
+    except OSError as e:
+        told = f"cannot write to the debug folder {path}: {e.strerror}"
+        raise UserError(told, hint="set LENZ_DEBUG_DIR") from e

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -176,7 +177,7 @@ def test_nothing_is_written_through_a_link_or_into_a_strangers_folder(tmp_path: 
     write_in(folder, {"error.txt": "text"}, make=True)
     assert victim.read_text() == "mine" and (folder / "error.txt").read_text() == "text"
     (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(OSError):
+    with pytest.raises(UserError):
         write_in(tmp_path / "link", {"error.txt": "text"}, make=True)
     folder.chmod(0o777)
     with pytest.raises(PermissionError, match="others own it or can write to it"):
@@ -294,6 +295,17 @@ def test_a_debug_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -
     file.write_text("")
     with pytest.raises(UserError, match="LENZ_DEBUG_DIR"):
         new_folder(str(file), "graph")
+
+
+def test_a_full_disk_is_not_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("lenz.debug.trace.write", full)
+    options = {"debug": True, "debug_dir": str(tmp_path), "cache": False}
+    run = torch.compile(lambda x: x.sin(), backend="lenz", options=options)
+    with pytest.raises(UserError, match=r"cannot write to the debug folder .*: No space left"):
+        run(torch.ones(3))
 
 
 @pytest.mark.parametrize(
