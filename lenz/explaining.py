@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lenz.api import compile_graph
+from lenz.errors import UserError
 from lenz.frontend.untraced import calling
 from lenz.options import Options
 
@@ -34,6 +35,15 @@ def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+def _check(fn: object, calls: int, profile: int = 0) -> None:
+    """Raise UserError if there is nothing to call, or a number of calls is wrong."""
+    if not callable(fn):
+        raise UserError(f"expected a function or a module, got {fn!r}")
+    for name, n, least in (("calls", calls, 1), ("profile", profile, 0)):
+        if not isinstance(n, int) or n < least:
+            raise UserError(f"{name}: expected a whole number from {least}, got {n!r}")
+
+
 def explain(
     fn: Callable[..., Any],
     dynamic: bool | None = None,
@@ -55,6 +65,7 @@ def explain(
     `lenz.profile` does; with it, all calls run without CUDA graphs. Raises any error of `fn` and of
     the compiler.
     """
+    _check(fn, calls, profile)
     chosen = Options.from_environment(options)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
@@ -97,6 +108,7 @@ def profile(
     times, which are timed step by step: by Python and without CUDA graphs, so that whole calls take
     longer than otherwise.
     """
+    _check(fn, calls)
     chosen = Options.from_environment(options)
 
     def profiled(*args: Any, **kwargs: Any) -> Profile:

@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import lenz
 from benchmarks.memory import allocated
 from lenz.debug.report import ExternReport, KernelReport
+from lenz.errors import UserError
 from lenz.options import Options
 from lenz.page.explainer import Explainer
 from lenz.page.report import Report
@@ -398,6 +399,16 @@ def test_training_names_parameters_and_counts_the_backward_pass() -> None:
 def test_unknown_options_are_refused_before_compiling() -> None:
     with pytest.raises(ValueError, match="did you mean fuse"):
         lenz.explain(adam, options={"fuze": True})
+
+
+def test_wrong_arguments_are_refused_before_compiling() -> None:
+    for watch in (lenz.explain, lenz.profile):
+        with pytest.raises(UserError, match="expected a function or a module, got 3"):
+            watch(3)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="calls: expected a whole number from 1, got 0"):
+            watch(adam, calls=0)
+    with pytest.raises(UserError, match="profile: expected a whole number from 0, got -1"):
+        lenz.explain(adam, profile=-1)
 
 
 def test_reports_do_not_use_up_what_dynamo_allows() -> None:
