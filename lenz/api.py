@@ -27,7 +27,7 @@ from lenz.frontend.wide import bound_integers
 from lenz.frontend.wrapping import now
 from lenz.ir.interned import uncollected
 from lenz.ir.plan import Boxed
-from lenz.keys import key_of, native_names
+from lenz.keys import has_key, key_of, native_names
 from lenz.machines import is_known, loader_of
 from lenz.options import Options
 from lenz.recall import context, recall
@@ -147,6 +147,8 @@ def _savable(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callab
     from lenz.artifact.saved import saved
 
     def entry_of(options: Options) -> Mapping[str, Any]:
+        if options.passes or not has_key(options):
+            raise UserError("the options passes, verify and fuel, or ops of your own, prevent it")
         trace = trace_of(gm, inputs, options, lambda p: p)
         if trace is None or has_fakes(inputs):
             raise UserError("it is more than torch's own ops on plain, unshared tensors")
@@ -346,7 +348,13 @@ class FxBackend:
         """The user's function as a callable that takes a list of arguments and empties it."""
         kernels = [n.meta.get("kernel") for n in gm.graph.nodes]
         gm.meta.update(kind=program.kind, name=program.name)
-        run = self.compile_graph(gm)
+        try:
+            run = self.compile_graph(gm)
+        except Exception as e:  # the user's function may raise anything
+            told = f"{type(self).__name__}.compile_graph failed on the {program.kind} graph"
+            raise UserError(f"{told}: {type(e).__name__}: {e}") from e
+        if not callable(run):
+            raise UserError(f"{type(self).__name__}.compile_graph returned {run!r}, not a function")
 
         def call(args: list[Any]) -> Sequence[Any]:
             given = tuple(args)

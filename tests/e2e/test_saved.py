@@ -270,3 +270,7 @@ def test_a_graph_that_cannot_be_saved_says_so(tmp_path: Path) -> None:
             torch.testing.assert_close(made(*args), want)
         with pytest.raises(UserError, match="cannot be saved"):
             made.save_compiled_function(str(tmp_path / "x"))
+    run = torch.compile(twice, backend="lenz", fullgraph=True, options={"verify": True})
+    made = run.aot_compile(((base,), {}))
+    with pytest.raises(UserError, match="the options passes, verify and fuel"):
+        made.save_compiled_function(str(tmp_path / "x"))

@@ -290,6 +290,20 @@ def test_the_callable_keeps_the_kernels_that_its_graph_lost() -> None:
     same(run(x), x.sin() * 3)
 
 
+def test_errors_of_the_users_function_are_raised() -> None:
+    class Failing(lenz.FxBackend):
+        def compile_graph(self, gm: GraphModule) -> Callable[..., Sequence[Any]]:
+            if gm.meta["kind"] == "inference":
+                raise ZeroDivisionError("mine")
+            return None  # type: ignore[return-value]  # the mistake
+
+    run, x = torch.compile(lambda x: x.sin() * 3, backend=Failing()), randn(9)
+    with pytest.raises(UserError, match=r"Failing.compile_graph failed on the .*Error: mine"):
+        run(x)
+    with pytest.raises(UserError, match=r"Failing.compile_graph returned None, not a function"):
+        run(x.requires_grad_())
+
+
 def test_a_graph_that_lenz_does_not_take_is_one_of_aten_ops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
