@@ -59,7 +59,7 @@ class CompiledArtifact:
         self._weights = [_weight(w, contents.tensors) for w in call["weights"]]
         self._given, self._written = call["given"], call["written"]
         self._run, places = _loaded(contents)
-        self._writes = places.union(k for _, k in self._written)
+        self._writes = places | {k for _, k in self._written}
         self._spans = [*map(_span, self._weights)]
 
     @property

@@ -180,7 +180,7 @@ def test_nothing_is_written_through_a_link_or_into_a_strangers_folder(tmp_path: 
     with pytest.raises(UserError):
         write_in(tmp_path / "link", {"error.txt": "text"}, make=True)
     folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="others own it or can write to it"):
+    with pytest.raises(UserError, match="others own it or can write to it"):
         write_in(folder, {"error.txt": "text"}, make=True)
 
 
@@ -302,7 +302,7 @@ def test_a_full_disk_is_not_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("lenz.debug.trace.write", full)
-    options = {"debug": True, "debug_dir": str(tmp_path), "cache": False}
+    options: dict[str, Any] = {"debug": True, "debug_dir": str(tmp_path), "cache": False}
     run = torch.compile(lambda x: x.sin(), backend="lenz", options=options)
     with pytest.raises(UserError, match=r"cannot write to the debug folder .*: No space left"):
         run(torch.ones(3))
