@@ -22,7 +22,7 @@ from lenz.artifact.loaded import CompiledArtifact
 from lenz.context import Context
 from lenz.errors import UserError
 from lenz.frontend import FxProgram
-from lenz.frontend.alone import ends_of, listed, traced_context, traced_inputs
+from lenz.frontend.alone import assumed, ends_of, listed, traced_context, traced_inputs
 from lenz.frontend.capture import capture
 from lenz.ir.plan import Boxed, Input
 from lenz.ir.printer import show
@@ -93,8 +93,10 @@ def standalone_compile(
         own |= gm.named_buffers(remove_duplicate=False)
         job.compile(gm, example_inputs, [*own, *map(str, range(len(example_inputs)))])
         names, tensors = _weights(own)
+        inputs = traced_inputs(gm, example_inputs)
         call = {"in": None, "out": None, "weights": names, "written": [],
-                "given": [_described(x) for x in traced_inputs(gm, example_inputs)]}  # fmt: skip
+                "given": [_described(x) for x in inputs],
+                "assumed": assumed([*own.values(), *inputs], job.called, False)}  # fmt: skip
         return CompiledArtifact(job.contents(call, tensors))
 
 
@@ -186,6 +188,7 @@ def _contents_of(
             "in": specs.dumps(exported.call_spec.in_spec),
             "out": specs.dumps(exported.call_spec.out_spec),
             "weights": names, "given": given, "written": _written(exported, kept),
+            "assumed": assumed(inputs, job.called, True),
         }  # fmt: skip
         return job.contents(call, tensors)
 

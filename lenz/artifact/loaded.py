@@ -25,6 +25,7 @@ from lenz.options import Options
 from lenz.plan.python import signatures
 from lenz.records import dataclass
 from lenz.runtime.constants import unpacked
+from lenz.runtime.executor import size
 from lenz.runtime.store import store_in
 from lenz.target import HOST
 
@@ -61,6 +62,7 @@ class CompiledArtifact:
         self._run, places = _loaded(contents)
         self._writes = places | {k for _, k in self._written}
         self._spans = [*map(_span, self._weights)]
+        self._assumed, self._fitting = call.get("assumed", ()), list[Any]()
 
     @property
     def manifest(self) -> Manifest:
@@ -100,8 +102,14 @@ class CompiledArtifact:
         if self._writes:
             spans = [*self._spans, *map(_span, values)]
             _check_apart(spans, self._writes, [k for k, _ in given])
+        held = [*self._weights, *values]
+        sizes = [v.shape if isinstance(v, Tensor) else v for v in values]
+        if sizes != self._fitting:
+            for condition, text in self._assumed:
+                if not size(_filled(condition, held)):
+                    raise UserError(f"the program was exported for sizes with {text}")
+            self._fitting = sizes  # a check takes 10 us
         with torch.no_grad():
-            held = [*self._weights, *values]
             results = list(self._run([*held]))
             for place, k in self._written:
                 held[k].copy_(results[place])
@@ -171,6 +179,18 @@ def _span(value: Any) -> tuple[int, int]:
         return 0, 0
     last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
     return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+
+
+def _filled(condition: Any, held: Sequence[Any]) -> Any:
+    """A condition with the sizes of these arguments in place of [argument, dimension]."""
+    match condition:
+        case [str(name), *given]:
+            return [name, *(_filled(c, held) for c in given)]
+        case [k, d]:
+            return held[k].shape[d]
+        case [k]:
+            return held[k]
+    return condition
 
 
 def _mismatch(want: pytree.TreeSpec, given: Any) -> str:

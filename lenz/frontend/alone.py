@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,7 +12,16 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule
 
+from lenz.errors import UserError
 from lenz.frontend.symbols import ends
+
+# Functions of sympy and torch as `runtime.executor.size` calls them.
+FUNCTIONS: Mapping[str, str] = {
+    "Equality": "eq", "Unequality": "ne", "StrictLessThan": "lt", "LessThan": "le",
+    "StrictGreaterThan": "gt", "GreaterThan": "ge", "And": "and_", "Or": "or_",
+    "Add": "add", "Mul": "mul", "Pow": "pow", "PowByNatural": "pow", "FloorDiv": "floordiv",
+    "CleanDiv": "floordiv", "Mod": "mod", "PythonMod": "mod", "Max": "sym_max", "Min": "sym_min",
+}  # fmt: skip
 
 
 def traced_context(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
@@ -47,3 +57,43 @@ def ends_of(n: int | torch.SymInt, ranges: Mapping[Any, Any]) -> list[int | None
         return [n, n]
     named = ranges.get(n.node.expr)
     return [*ends(n.node.shape_env.bound_sympy(n.node.expr) if named is None else named)]
+
+
+def assumed(values: Sequence[Any], called: Sequence[str], is_alone: bool) -> list[tuple[Any, str]]:
+    """The guards of a traced graph on the sizes of its arguments, and their texts.
+
+    A condition is a number, a place, or a list [name of a function, *conditions]. The place [k, d]
+    is size d of argument k, and [k] the argument itself. Unless the graph
+    `is_alone`, guards on other sizes are the caller's. Raises UserError for one that no list holds.
+    """
+    places: dict[Any, tuple[Any, Any]] = {}
+    env: Any = None
+    for k, v in enumerate(values):
+        sizes = enumerate(v.shape) if isinstance(v, torch.Tensor) else [(None, v)]
+        for d, n in sizes:
+            if isinstance(n, torch.SymInt) and hasattr(n.node, "expr"):
+                env = n.node.shape_env
+                (offset, rest), name = n.node.expr.as_coeff_Add(), f"argument {called[k]}"
+                factor, symbol = rest.as_coeff_Mul()
+                whole = [[k], offset, factor] if d is None else [[k, d], offset, factor]
+                if symbol.is_Symbol and offset.is_Integer and factor.is_Integer:
+                    places.setdefault(symbol, (whole, name if d is None else f"size {d} of {name}"))
+    found = []
+    for e in dict.fromkeys(env.replace(g.expr) for g in ([] if env is None else env.guards)):
+        if e.free_symbols and (is_alone or e.free_symbols <= places.keys()):
+            try:
+                named = {s: s.func(places[s][1]) for s in e.free_symbols}
+                found.append((_listed(e, places), str(e.xreplace(named))))
+            except (KeyError, ValueError):
+                raise UserError(f"a file cannot hold the assumption {e} on sizes") from None
+    return found
+
+
+def _listed(e: Any, places: Mapping[Any, tuple[Any, Any]]) -> Any:
+    if e.is_Symbol:
+        place, offset, factor = places[e][0]
+        return ["floordiv", ["sub", place, int(offset)], int(factor)]
+    if e.is_Integer:
+        return int(e)
+    function, (first, *rest) = FUNCTIONS[type(e).__name__], (_listed(a, places) for a in e.args)
+    return reduce(lambda x, y: [function, x, y], rest, first)

@@ -263,6 +263,38 @@ def test_a_written_argument_that_overlaps_another_is_refused(tmp_path: Path) -> 
     assert torch.equal(run(memory[:4], 1, memory[4:]), torch.full((4,), 2.0))
 
 
+class Branching(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        pairs = x.view(-1, 4).sum(0)  # sizes that are no multiple of 4 are refused
+        return pairs * (2 if x.shape[0] < y.shape[0] and y.shape[0] % 3 == 0 else 3)
+
+
+def test_sizes_that_the_trace_excluded_are_refused(tmp_path: Path) -> None:
+    given, auto = (torch.ones(8), torch.ones(9)), {0: Dim.AUTO}
+    lenz.export(Branching(), tmp_path / "m.lenz", given, dynamic_shapes=(auto, auto))
+    run = lenz.load(tmp_path / "m.lenz")
+    for n, m in ((8, 9), (12, 15), (20, 30)):
+        same(run(torch.ones(n), torch.ones(m)), torch.full((4,), n / 2))
+    for n, m in ((7, 9), (12, 9), (8, 10), (4, 6)):
+        with pytest.raises(UserError, match=r"exported for sizes with .*size 0 of argument [01]"):
+            run(torch.ones(n), torch.ones(m))
+
+
+def test_sizes_that_depend_on_each_other(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+            return (x.repeat(2) + y)[1:] + z
+
+    auto = {0: Dim.AUTO}
+    given = [torch.ones(n) for n in (4, 8, 7)]
+    lenz.export(Twice(), tmp_path / "m.lenz", (*given,), dynamic_shapes=(auto, auto, auto))
+    run = lenz.load(tmp_path / "m.lenz")
+    same(run(*(torch.ones(n) for n in (5, 10, 9))), torch.full((9,), 3.0))
+    for sizes in ((5, 9, 9), (5, 10, 10), (1, 2, 1)):
+        with pytest.raises(UserError):
+            run(*map(torch.ones, sizes))
+
+
 def test_constants_are_the_same_to_the_bit(tmp_path: Path) -> None:
     class Filled(nn.Module):
         def forward(self, x: Tensor, by: float) -> Tensor:
