@@ -111,6 +111,8 @@ def compile_graph(
     try:
         if has_fakes(example_inputs):
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
+        if any(getattr(x, "is_mkldnn", False) for x in example_inputs):  # their fakes are not
+            raise Unsupported("an argument has the opaque layout of oneDNN")
         if why_eager := inside_level() or unwritable(gm, example_inputs):
             raise Unsupported(why_eager)
         bound_integers(gm, example_inputs)

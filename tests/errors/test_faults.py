@@ -299,6 +299,15 @@ def test_what_torch_cannot_trace_runs_in_eager(monkeypatch: pytest.MonkeyPatch) 
     assert "a bug in lenz" not in str(caught.value)
 
 
+def test_a_tensor_of_onednn_runs_in_eager() -> None:
+    """Its fake is a plain tensor, and its memory has no address."""
+    run, x = torch.compile(lambda x: x.relu(), backend="lenz"), torch.randn(4, 6)
+    with pytest.warns(UserWarning, match="the opaque layout of oneDNN"):
+        got = run(x.to_mkldnn())
+    torch.testing.assert_close(got.to_dense(), x.relu())
+    torch.testing.assert_close(run(x), x.relu())
+
+
 def test_a_gap_runs_in_eager_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     break_pass(monkeypatch, Unsupported("aten.strange is not known", where="model.py:3"))
     args = inputs()
