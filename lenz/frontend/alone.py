@@ -21,6 +21,8 @@ FUNCTIONS: Mapping[str, str] = {
     "StrictGreaterThan": "gt", "GreaterThan": "ge", "And": "and_", "Or": "or_",
     "Add": "add", "Mul": "mul", "Pow": "pow", "PowByNatural": "pow", "FloorDiv": "floordiv",
     "CleanDiv": "floordiv", "Mod": "mod", "PythonMod": "mod", "Max": "sym_max", "Min": "sym_min",
+    "Not": "not_", "IntTrueDiv": "truediv", "FloatTrueDiv": "truediv", "ToFloat": "sym_float",
+    "TruncToInt": "sym_int", "FloorToInt": "floordiv", "CeilToInt": "floordiv",
 }  # fmt: skip
 
 
@@ -93,7 +95,13 @@ def _listed(e: Any, places: Mapping[Any, tuple[Any, Any]]) -> Any:
     if e.is_Symbol:
         place, offset, factor = places[e][0]
         return ["floordiv", ["sub", place, int(offset)], int(factor)]
-    if e.is_Integer:
-        return int(e)
-    function, (first, *rest) = FUNCTIONS[type(e).__name__], (_listed(a, places) for a in e.args)
+    if e.is_number:
+        return int(e) if e.is_Integer else float(e)
+    name = type(e).__name__
+    function, (first, *rest) = FUNCTIONS[name], (_listed(a, places) for a in e.args)
+    if name in ("FloorToInt", "CeilToInt"):
+        sign = 1 if name == "FloorToInt" else -1
+        return ["sym_int", ["mul", sign, ["floordiv", ["mul", sign, first], 1]]]
+    if not rest:
+        return [function, first]
     return reduce(lambda x, y: [function, x, y], rest, first)

@@ -280,6 +280,19 @@ def test_sizes_that_the_trace_excluded_are_refused(tmp_path: Path) -> None:
             run(torch.ones(n), torch.ones(m))
 
 
+@pytest.mark.parametrize("scale", [1.5, 0.75])
+def test_sizes_by_a_float(scale: float, tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.interpolate(x, scale_factor=scale, mode="bilinear")
+
+    auto = {2: Dim.AUTO, 3: Dim.AUTO}
+    given = (torch.randn(1, 3, 8, 9),)
+    run = lenz.export(Scaled(), tmp_path / "m.lenz", given, dynamic_shapes=(auto,))
+    x = torch.randn(1, 3, 13, 10)
+    same(run(x), Scaled()(x))
+
+
 def test_sizes_that_depend_on_each_other(tmp_path: Path) -> None:
     class Twice(nn.Module):
         def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
