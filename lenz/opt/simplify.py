@@ -6,7 +6,7 @@ every value that a program can observe.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from lenz import ops
 from lenz.context import Context
@@ -18,33 +18,19 @@ from lenz.ops.arith import ADD
 from lenz.ops.fold import apply
 from lenz.ops.math import ERF
 from lenz.opt.each import each
-from lenz.records import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """`rewrite` gives the right side for a node that matches `equation`'s left side, or None."""
-
-    name: str
-    equation: str
-    rewrite: Callable[[Expr], Expr | None]
 
 
 def _one_plus_erf(e: Expr) -> Expr | None:
+    """erf(x) + 1: half of erf's polynomials serve accuracy near 0, which the sum discards."""
     if e.op is not ADD or e.dtype is not F32:
         return None
     x, one = e.args
-    if x.op is ERF and ops.is_value(one, 1.0):
-        return ops.one_plus_erf(x.args[0])
-    return None
+    return ops.one_plus_erf(x.args[0]) if x.op is ERF and ops.is_value(one, 1.0) else None
 
 
 ACCESSES = (LOAD, INDEX, MASKED)
-
-RULES: tuple[Rewrite, ...] = (
-    # Half of erf's polynomials serve its relative accuracy near zero, which the sum discards.
-    Rewrite("one_plus_erf", "erf(x) + 1 = one_plus_erf(x)", _one_plus_erf),
-)
+# The right side of an equation by its name, for a node that matches its left side.
+RULES: Mapping[str, Callable[[Expr], Expr | None]] = {"one_plus_erf": _one_plus_erf}
 
 
 def simplify(g: Graph, cx: Context) -> Graph:
@@ -55,9 +41,8 @@ def simplify(g: Graph, cx: Context) -> Graph:
         if not args or e.op in ACCESSES:
             return rebuild(e, tuple(args))
         new = apply(e.op, *args, attrs=e.attrs)  # inlining has brought operands together
-        for rule in RULES:
-            found = rule.rewrite(new)
-            if found is not None and cx.allow("simplify", rule.name):
+        for name, rule in RULES.items():
+            if (found := rule(new)) is not None and cx.allow("simplify", name):
                 return found
         return new
 

@@ -65,7 +65,7 @@ lenz.opt.PASSES["narrow"] = wrong
 import importlib
 simplify = importlib.import_module("lenz.opt.simplify")
 rule = lambda e: e.args[0] if e.op.name == "tanh" else None
-simplify.RULES = (*simplify.RULES, simplify.Rewrite("planted", "tanh(x) = x", rule))
+simplify.RULES = {**simplify.RULES, "planted": rule}
 """,
     "a kernel": """
 from lenz.ops import math
