@@ -14,7 +14,7 @@ from lenz.ir.kernel import Rejected
 from lenz.ir.tensor import Buffer
 from lenz.records import dataclass, field
 from lenz.schedule import legal
-from lenz.schedule.legal import Fuse, Group, Reject, capabilities
+from lenz.schedule.legal import Group, Reject, capabilities
 from lenz.schedule.nest import Nest
 from lenz.schedule.profit import FAR, gathers, loss
 from lenz.sym import Sym, SymEnv, Var, product
@@ -152,7 +152,7 @@ class Partition:
         first, second = self.cells[a], self.cells[b]
         if not isinstance(first, Group) or not isinstance(second, Group):
             return None
-        verdict: Fuse | Reject
+        verdict: Group | Reject
         if self.between(a, b):
             verdict = Reject("another step must run between them")
         elif not cx.options.fuse_reductions and (first.has_reduction or second.has_reduction):
@@ -161,7 +161,7 @@ class Partition:
             verdict = Reject(f"{shared} may lie in memory that is overwritten")
         else:
             verdict = legal.may_fuse(first, second)
-            if isinstance(verdict, Fuse) and (why := loss(verdict.group, self.env)):
+            if isinstance(verdict, Group) and (why := loss(verdict, self.env)):
                 verdict = Reject(why)
         if isinstance(verdict, Reject):
             if not quiet:
@@ -169,7 +169,7 @@ class Partition:
             return None
         if not cx.allow("fuse", first.name, second.name):
             return None
-        return self.join(a, b, verdict.group)
+        return self.join(a, b, verdict)
 
 
 def may_raise(cell: Cell) -> bool:

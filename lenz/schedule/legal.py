@@ -21,13 +21,6 @@ MAX_COST = 1200.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fuse:
-    """The resulting group."""
-
-    group: Group
-
-
-@dataclass(frozen=True, slots=True)
 class Reject:
     """Why not."""
 
@@ -62,7 +55,7 @@ def group_of(n: Nest) -> Group:
     return Group(Domain(n.axes, n.raxes, n.kept), (n,))
 
 
-def may_fuse(a: Group, b: Group) -> Fuse | Reject:
+def may_fuse(a: Group, b: Group) -> Group | Reject:
     """Fuse b after a, over whichever of their domains keeps the indices free of divisions.
 
     On GPUs a division per element is cheaper than a kernel. If splitting the domain's axes where
@@ -83,8 +76,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
     if cost_of(*(n.body for g in (a, b) for n in g.nests)) > MAX_COST:
         return Reject(f"together they do more than {MAX_COST:.0f} additions per element")
     if a.has_reduction and b.has_reduction and not are_alike(a, b):
-        joint = _crossed(a, b)
-        return Fuse(joint) if joint else Reject(f"{b.name} reduces over other rows than {a.name}")
+        return _crossed(a, b) or Reject(f"{b.name} reduces over other rows than {a.name}")
     why = "their loops have different extents"
     best: tuple[tuple[int, ...], Group] | None = None
     columns = a.has_columns or b.has_columns
@@ -106,7 +98,7 @@ def may_fuse(a: Group, b: Group) -> Fuse | Reject:
         return Reject(why)
     if not can.held and best[0][1] > before:
         return Reject("the joint loops would need divisions in their indices")
-    return Fuse(best[1])
+    return best[1]
 
 
 def _domains(a: Group, b: Group) -> list[tuple[Domain, list[Axes]]]:

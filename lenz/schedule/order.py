@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Set
+from graphlib import TopologicalSorter
 
 from lenz.ir.expr import loads_of
 from lenz.ir.graph import View
@@ -25,17 +26,14 @@ def order(p: Partition, buffers: dict[str, Buffer], returned: Set[str]) -> list[
     `returned` are the results of the graph.
     """
     turns = {c: _turn(p, c, buffers, returned) for c in p.cells}
-    waiting = {c: len(before) for c, before in p.needs.items()}
-    ready = [(turns[c], c) for c, n in waiting.items() if n == 0]
-    heapq.heapify(ready)
-    done: list[Cell] = []
-    while ready:
+    sorter, ready, done = TopologicalSorter(p.needs), list[tuple[int, int]](), list[Cell]()
+    sorter.prepare()
+    while sorter.is_active():
+        for c in sorter.get_ready():
+            heapq.heappush(ready, (turns[c], c))
         _, c = heapq.heappop(ready)
         done.append(p.cells[c])
-        for u in p.users[c]:
-            waiting[u] -= 1
-            if waiting[u] == 0:
-                heapq.heappush(ready, (turns[u], u))
+        sorter.done(c)
     return done
 
 
