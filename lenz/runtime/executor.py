@@ -178,10 +178,13 @@ def assert_scalar(condition: Any, message: str) -> None:
 
 def size(of: Any) -> Any:
     """The value of a number, or of a list [name of a function of numbers, *arguments]."""
-    if not isinstance(of, list):
-        return of
-    name, *given = of
-    return getattr(torch if name.startswith("sym_") else operator, name)(*map(size, given))
+    if isinstance(of, list):
+        name, *given = of
+        of = getattr(torch if name.startswith("sym_") else operator, name)(*map(size, given))
+    # A file may name any function of `operator`: those that make functions are no sizes.
+    if not isinstance(of, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise TypeError(f"{of!r} is not a size")
+    return of
 
 
 def resolve(op: str, direct: bool = True) -> Callable[..., Any]:
