@@ -41,6 +41,14 @@ def test_rows_of_floats(kind: ReduceKind, n: int) -> None:
     check(k, {"a": some(5 * n, F32) * 0.7}, rtol=1e-5, atol=1e-35)
 
 
+@pytest.mark.parametrize("kind", (*VALUE_KINDS, *ARG_KINDS))
+def test_rows_of_a_part_of_a_vector(kind: ReduceKind) -> None:
+    """The best of each row, or the only value that is no 1, is in another lane each time."""
+    for n in (2, 6, 10, 12, 14):
+        rows = torch.ones(n, n) + torch.eye(n) * (-1 if "min" in kind else 1)
+        check(row_reduction(kind, n, n), {"a": rows.flatten()})
+
+
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize("kind", (*VALUE_KINDS, *ARG_KINDS))
 @pytest.mark.parametrize("dtype", (U8, I8, I32, I64, F64))

@@ -35,6 +35,7 @@ class Accumulator:
     lanes    True when the registers are vectors
     across   True when the lanes are reduced over and are added up at the end
     copies   copies of the registers; with `across` they are reduced over as well
+    used     the lanes that take values, counted from the first; 0: all
     axes     the axes of the array of accumulators, empty for registers
     arrays   names of the arrays, one per part
     """
@@ -46,6 +47,7 @@ class Accumulator:
     across: bool
     copies: int
     axes: tuple[Axis, ...]
+    used: int = 0
     cells: list[list[Cell]] = field(default_factory=list)
     arrays: tuple[str, ...] = ()
 
@@ -115,7 +117,8 @@ class Accumulator:
         state: Parts = tuple([tuple([c.name for c in part]) for part in self.cells])
         if self.across:
             state = self.monoid.tree(scopes.builder(level, self.lanes, 1), state)
-            state = self.monoid.across_lanes(scopes.builder(level, False, 1), state, scopes.width)
+            b = scopes.builder(level, False, 1)
+            state = self.monoid.across_lanes(b, state, scopes.width, self.used or scopes.width)
         result = Value(state[-1], level, self.lanes and not self.across)
         w.values.refs[self.stmt.name] = self.converted(w, result)
 
@@ -153,6 +156,7 @@ def begin(w: Writer, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
         across=across,
         copies=vector_copies(w, in_copies) if in_copies else w.scopes.copies,
         axes=tuple([a for v, a in axes.items() if v not in loops_over(s)]),
+        used=min(lane.axis.extent.hi or 0, w.scopes.width) if lane else 0,
     )
     if acc.axes:
         _start_arrays(w, acc)

@@ -94,8 +94,24 @@ class Monoid:
             states = [self.combine(b, x, y) for x, y in pairs] + states[len(states) & ~1 :]
         return states[0]
 
-    def across_lanes(self, b: Builder, x: Parts, width: int) -> Parts:
-        """The scalar state of a vector state; b is a scalar builder."""
+    def across_lanes(self, b: Builder, x: Parts, width: int, used: int) -> Parts:
+        """The scalar state of a vector state whose first `used` lanes count; b is a scalar builder.
+
+        LLVM would fill the others by expanding an even number of lanes: sums over rows of 10 f32
+        take 7.0 ns so, and 1.8 if lanes are added to others where a power of two ends.
+        """
+        few, done = used & -used, 1 << used.bit_length() - 1
+        if 1 < few < used:
+            size, first = done, self._lanes(b, x, width, 0, done)
+            while size > few:
+                size //= 2
+                vectors = Builder(b.fn, b.level, size, 1)
+                halves = [self._lanes(b, first, 2 * size, k, size) for k in (0, size)]
+                first = self.combine(vectors, *halves)
+                if used & size:
+                    first = self.combine(vectors, first, self._lanes(b, x, width, done, size))
+                    done += size
+            return self.across_lanes(b, first, few, few)
         if self.opcode:
             return ((self._reduced(b, x[0][0], width),),)
         vectors = Builder(b.fn, b.level, width, 1)
@@ -108,6 +124,11 @@ class Monoid:
             x = self.combine(vectors, x, moved)
             half //= 2
         return _each(b, x, [f"extractelement {t} {{}}, i32 0" for t in types])
+
+    def _lanes(self, b: Builder, x: Parts, width: int, first: int, count: int) -> Parts:
+        types = [vector(value_type(d), width) for d in self.dtypes]
+        lanes = range(first, first + count)
+        return _each(b, x, [shuffle(t, "{}", "poison", lanes) for t in types])
 
     def _reduced(self, b: Builder, name: str, width: int) -> str:
         dtype, opcode = self.dtypes[0], self.opcode
