@@ -28,7 +28,19 @@ from lenz.opt.drop import drop, only_checks
 from lenz.opt.each import each
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.records import dataclass, replace
-from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove_le, prove_lt
+from lenz.sym import (
+    ONE,
+    ZERO,
+    Int,
+    Sym,
+    SymEnv,
+    Var,
+    affine_in,
+    divisions_of,
+    product,
+    prove_le,
+    prove_lt,
+)
 
 # Cost (f32 additions) up to which a value is recomputed rather than stored and loaded. A load and a
 # store of 4 bytes each from L2 take about as long as four additions.
@@ -51,6 +63,8 @@ class Uses:
     reads     the same, but reads that inner axes do not change count once per tile (GPUs only)
     once      some loop reads each element just once (GPUs only)
     apart     some reader, direct or indirect, does not (GPUs only)
+    in_order  some reader is a scan, or finds the place of a value
+    columns   some reader is a sum of columns
     """
 
     loops: int = 0
@@ -60,6 +74,8 @@ class Uses:
     reads: int = 0
     once: bool = False
     apart: bool = False
+    in_order: bool = False
+    columns: bool = False
 
 
 def inline(g: ir.Graph, cx: Context) -> ir.Graph:
@@ -107,7 +123,7 @@ def _without(g: ir.Graph, inlined: Collection[str], covered: Collection[str]) ->
 
 
 def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env: SymEnv) -> bool:
-    if u.loops == 0 or len(expr.nodes_of(n.body)) > MAX_NODES:
+    if u.loops == 0 or len(expr.nodes_of(n.body)) > MAX_NODES or _is_gathered(n, u):
         return False
     own = max(env.hint(product(n.out.shape)), 1)
     loads = len(expr.loads_of(n.body))
@@ -127,6 +143,15 @@ def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env:
         return _pays_on_gpu(n, u, own, launch)
     # Recomputed several times, or for a broadcast: only if it is cheap and reads little.
     return cost <= CHEAP and loads <= 2 and u.elements / own <= 4 * u.loads
+
+
+def _is_gathered(n: ir.Pointwise, u: Uses) -> bool:
+    """True if the index of a map wraps around, and a reader on a CPU cannot run by its periods."""
+    if not (u.columns or u.in_order) or runs_programs(n.out.type.device):
+        return False
+    last = [a.var for a in n.axes[-1:]]
+    positions = [s for e in expr.loads_of(n.body) for s in e.attrs[1]]
+    return any(divisions_of(s, last) for s in positions)
 
 
 def _pays_on_gpu(n: ir.Pointwise, u: Uses, own: int, launch: bool) -> bool:
@@ -281,6 +306,11 @@ def uses_of(g: ir.Graph) -> dict[str, Uses]:
                         of(name).once |= once
                         of(name).apart |= not once
                         of(name).reads += int(share * _reads(e, axes, g.env, can.lanes))
+                    columns = [a.var for a in n.axes] if isinstance(n, ir.Reduction) else []
+                    last = {v for s in e.attrs[1][-1:] for v in s.free_vars}
+                    is_place = isinstance(n, ir.Reduction) and n.kind in ("argmax", "argmin")
+                    of(name).columns |= not last.isdisjoint(columns)
+                    of(name).in_order |= is_place or isinstance(n, ir.Scan)
                     of(name).elements += int(share * elements)
                     of(name).loads += 1
                     of(name).loops += name not in seen

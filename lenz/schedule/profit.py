@@ -5,6 +5,7 @@ from __future__ import annotations
 from lenz.ir.expr import cost_of, loads_of
 from lenz.machines import machine_of
 from lenz.schedule.legal import Group, are_alike, capabilities, device_of, in_parts
+from lenz.schedule.nest import gathers_in_order
 from lenz.sym import SymEnv, product
 
 # Maximum of values in a join that saves a launch.
@@ -38,6 +39,8 @@ def loss(g: Group, env: SymEnv) -> str | None:
     """
     if not g.has_reduction or not g.domain.raxes or in_parts(g):
         return None
+    if not capabilities(g).held and (name := gathers_in_order(g.nests)):
+        return f"{name} would be gathered, as its index wraps around"
     if any(n.sorts for n in g.nests):  # rows are sorted one by one; storing keys does not pay
         return None
     if part := next((n.raxes for n in g.nests if n.across), ()):

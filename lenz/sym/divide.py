@@ -27,7 +27,9 @@ from lenz.sym.expr import (
     Mod,
     Sym,
     Terms,
+    Var,
     accumulate,
+    children,
     division_node,
     linear,
     scale,
@@ -266,3 +268,10 @@ def _block(a: Sym, b: Sym) -> int | None:
     if a.hi is not None and a.hi < 0 and prove_le(ZERO, a + b):
         return -1
     return None
+
+
+def divisions_of(s: Sym, variables: Sequence[Var]) -> list[FloorDiv | Mod]:
+    """The quotients and remainders in s that vary with one of the variables."""
+    varies = any(v in s.free_vars for v in variables)
+    found = [s] if varies and isinstance(s, (FloorDiv, Mod)) else []
+    return found + [x for part in children(s) for x in divisions_of(part, variables)]

@@ -67,7 +67,9 @@ def forms(
         # All columns of a bag are copies: AVX2 has vectors of 8.
         unroll = vectors.BAG // 8 if vectors.is_bag(g, s) else tile.unroll
         tile = replace(tile, rows=_rows(g, env), unroll=unroll)
-    return [Form(kind, tuple([unwrapped(x, env) for x in body]), tile, tuple(s.locals))]
+    else:  # the position of a column is that of its sums
+        body = tuple([unwrapped(x, env) for x in body])
+    return [Form(kind, body, tile, tuple(s.locals))]
 
 
 def _rows(g: Group, env: SymEnv) -> int:
