@@ -106,8 +106,8 @@ class Monoid:
             while size > few:
                 size //= 2
                 vectors = Builder(b.fn, b.level, size, 1)
-                halves = [self._lanes(b, first, 2 * size, k, size) for k in (0, size)]
-                first = self.combine(vectors, *halves)
+                low, high = (self._lanes(b, first, 2 * size, k, size) for k in (0, size))
+                first = self.combine(vectors, low, high)
                 if used & size:
                     first = self.combine(vectors, first, self._lanes(b, x, width, done, size))
                     done += size
