@@ -17,9 +17,22 @@ from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.kernel import digits, position
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axes, Axis, Buffer, Layout, axis
+from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
 from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
-from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, divisions_of, product, substitute
+from lenz.sym import (
+    ONE,
+    ZERO,
+    FloorDiv,
+    Int,
+    Mod,
+    Sym,
+    Var,
+    affine_in,
+    divisions_of,
+    product,
+    substitute,
+)
 
 SHORT = 8  # a shorter innermost axis is not worth vectors of its own
 
@@ -112,7 +125,8 @@ def nest_of(
     body, offset = interpret(n.body, flat), layout.at([a.var for a in n.axes])
     if isinstance(n, Reduction):
         fold = Fold(n.kind, interpret(n.finish, flat))
-        nest = _merged(Nest(n.out, into, n.axes, n.raxes, body, offset, fold))
+        nest = Nest(n.out, into, n.axes, n.raxes, body, offset, fold)
+        nest = _merged(nest if runs_programs(n.out.type.device) else _in_digits(nest))
         return nest if nest.raxes else _of_one(nest)
     if isinstance(n, Sort):
         along, size = n.axes[n.dim], n.out.shape[n.dim]
@@ -127,6 +141,43 @@ def nest_of(
         turn = {along.var: along.extent - 1 - along.var} if n.reverse else {}
         return _merged(_substituted(nest, rows, nest.raxes, turn))
     return _merged(Nest(n.out, into, n.axes, (), body, offset, Each()))
+
+
+def _in_digits(n: Nest) -> Nest:
+    """A reduction whose axes are split where quotients and remainders by one size take them apart.
+
+    (p0: 768) load x[8192*(p0 // 64) + p0 % 64] ==> (p0: 12, p1: 64) load x[8192*p0 + p1]
+
+    Heads of attention that lie side by side are read so: sums of their columns took 0.50 ms as
+    gathers, and 0.07. If columns fill vectors, R stays one loop: means of windows of 8 x 8 rows of
+    32 take 0.27 ms so, and 0.56 with two loops.
+    """
+    for a in n.axes if _has_near_columns(n) else (*n.axes, *n.raxes):
+        found = _divisions_in(n, [a.var])
+        for size in dict.fromkeys(d.den for d in found if d.num is a.var):
+            if size is a.extent or a.extent // size * size is not a.extent:
+                continue
+            high, low = axis(f"{a.name}h", a.extent // size), axis(f"{a.name}l", size)
+            at = {a.var: high.var * size + low.var}
+            parts = {a: (high, low)}
+            axes, raxes = (
+                tuple(x for y in old for x in parts.get(y, (y,))) for old in (n.axes, n.raxes)
+            )
+            new = _substituted(n, axes, raxes, at)
+            if len(_divisions_in(new, [high.var, low.var])) < len(found):
+                return _in_digits(new)
+    return n
+
+
+def _has_near_columns(n: Nest) -> bool:
+    """True if neighbours along P are at most 4 elements apart in an operand."""
+    steps = [affine_in(e.attrs[1][0], a.var) for e in loads_of(n.body) for a in n.axes[-1:]]
+    return any(s and isinstance(s[0], Int) and 0 < abs(s[0].value) <= 4 for s in steps)
+
+
+def _divisions_in(n: Nest, variables: Sequence[Var]) -> list[FloorDiv | Mod]:
+    syms = dict.fromkeys([n.offset, *all_syms(*n.exprs)])
+    return list(dict.fromkeys(d for s in syms for d in divisions_of(s, variables)))
 
 
 def _of_one(n: Nest) -> Nest:
