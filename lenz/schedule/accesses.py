@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lenz.schedule.nest import SHORT, Domain
-from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in
 
 BACK = Int(-1)
+NEAR = tuple([Int(k) for k in range(-4, 5)])
 
 
 def columns_win(d: Domain, offsets: Sequence[Sym], env: SymEnv) -> bool:
@@ -22,9 +23,12 @@ def columns_win(d: Domain, offsets: Sequence[Sym], env: SymEnv) -> bool:
 
 
 def score(offsets: Sequence[Sym], v: Var) -> float:
-    """Contiguous accesses, in either direction, count for the axis; strided ones against it."""
+    """Contiguous accesses, in either direction, count for the axis; strided ones against it.
+
+    Steps of up to 4 elements, as from one complex number to the next, read the same cache lines.
+    """
     moves = [coefficient(s, v) for s in offsets]
-    return sum(1.0 if m in (ONE, BACK) else 0.0 if m is ZERO else -1.0 for m in moves)
+    return sum(1.0 if m in (ONE, BACK) else 0.0 if m in NEAR else -1.0 for m in moves)
 
 
 def coefficient(s: Sym, v: Var) -> Sym | None:
