@@ -28,19 +28,8 @@ from lenz.opt.drop import drop, only_checks
 from lenz.opt.each import each
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.records import dataclass, replace
-from lenz.sym import (
-    ONE,
-    ZERO,
-    Int,
-    Sym,
-    SymEnv,
-    Var,
-    affine_in,
-    divisions_of,
-    product,
-    prove_le,
-    prove_lt,
-)
+from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove_le, prove_lt
+from lenz.sym.divide import divisions_of
 
 # Cost (f32 additions) up to which a value is recomputed rather than stored and loaded. A load and a
 # store of 4 bytes each from L2 take about as long as four additions.

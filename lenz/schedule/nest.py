@@ -20,19 +20,8 @@ from lenz.ir.tensor import Axes, Axis, Buffer, Layout, axis
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
 from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
-from lenz.sym import (
-    ONE,
-    ZERO,
-    FloorDiv,
-    Int,
-    Mod,
-    Sym,
-    Var,
-    affine_in,
-    divisions_of,
-    product,
-    substitute,
-)
+from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
+from lenz.sym.divide import divisions_of
 
 SHORT = 8  # a shorter innermost axis is not worth vectors of its own
 

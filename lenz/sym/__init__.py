@@ -1,6 +1,6 @@
 """Exact symbolic integers for sizes, strides and indices."""
 
-from lenz.sym.divide import ceildiv, divisions_of, flatten, power_of_two, unflatten
+from lenz.sym.divide import ceildiv, flatten, power_of_two, unflatten
 from lenz.sym.env import SymEnv
 from lenz.sym.evaluate import as_multiple, evaluate, product, substitute
 from lenz.sym.expr import (
