@@ -26,9 +26,7 @@ from lenz.sym.expr import (
     Int,
     Mod,
     Sym,
-    Terms,
     Var,
-    accumulate,
     children,
     division_node,
     linear,
@@ -194,16 +192,8 @@ def _split_int(a: Add, b: Int) -> Split | None:
         return None
     r_coefs = {t: c // d for _, t, c in rest[:cut]}
     r = total(block, r_coefs)
-    off = _plain(rest_const - block * d, tuple([(t, c) for _, t, c in rest[cut:]]))
-    whole = sum_of(q) + q_const
-    return whole, Int(d), r, Int(k // d), off
-
-
-def _plain(const: int, terms: Terms) -> Sym:
-    coefs: dict[Sym, int] = {}
-    for t, c in terms:
-        accumulate(coefs, t, c)
-    return total(const, coefs)
+    off = sum_of([(t, c) for _, t, c in rest[cut:]]) + (rest_const - block * d)
+    return sum_of(q) + q_const, Int(d), r, Int(k // d), off
 
 
 def _cut(k: int, const: int, rest: list[tuple[int, Sym, int]]) -> tuple[int, int, int]:

@@ -7,21 +7,7 @@ from functools import reduce
 from typing import Any, TypeAlias
 
 from lenz.sym.divide import floordiv, mod
-from lenz.sym.expr import (
-    ONE,
-    Add,
-    FloorDiv,
-    Int,
-    Max,
-    Min,
-    Mod,
-    Mul,
-    Sym,
-    Var,
-    accumulate,
-    sym,
-    total,
-)
+from lenz.sym.expr import ONE, Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, sum_of, sym
 from lenz.sym.extremum import maximum, minimum
 
 Pick: TypeAlias = Callable[[Any, Any], Any]
@@ -101,11 +87,7 @@ def _image(e: Sym, mapping: Mapping[Var, Sym], memo: dict[Sym, Sym]) -> Sym:
     out: Sym
     match e:
         case Add():
-            coefs: dict[Sym, int] = {}
-            const = e.const
-            for t, c in e.terms:
-                const += accumulate(coefs, _image(t, mapping, memo), c)
-            out = total(const, coefs)
+            out = sum_of([(_image(t, mapping, memo), c) for t, c in e.terms]) + e.const
         case Mul():
             out = product([_image(f, mapping, memo) for f in e.factors])
         case FloorDiv():

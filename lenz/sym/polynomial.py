@@ -8,18 +8,7 @@ from __future__ import annotations
 from functools import lru_cache, reduce
 from math import gcd
 
-from lenz.sym.expr import (
-    ONE,
-    Int,
-    Sym,
-    accumulate,
-    factors,
-    linear,
-    scale,
-    sum_of,
-    term_product,
-    total,
-)
+from lenz.sym.expr import ONE, Int, Sym, factors, linear, scale, sum_of, term_product
 
 Monomial = tuple[int, tuple[Sym, ...]]
 
@@ -62,26 +51,18 @@ def common(a: Monomial, b: Monomial) -> Monomial:
 def content(e: Sym) -> Monomial:
     """The greatest monomial that divides every term of e; (0, ()) for 0."""
     parts = monomials(e)
-    if not parts:
-        return 0, ()
-    found = (abs(parts[0][0]), parts[0][1])
-    for m in parts[1:]:
-        found = common(found, m)
-        if found == (1, ()):
-            break
-    return found
+    return reduce(common, parts, (0, parts[0][1])) if parts else (0, ())
 
 
 def divide_monomial(e: Sym, d: Monomial) -> Sym | None:
     """e / d if d divides every term of e, else None."""
-    coefs: dict[Sym, int] = {}
-    const = 0
+    found: list[tuple[Sym, int]] = []
     for c, fs in monomials(e):
         rest = without(fs, d[1])
         if rest is None or c % d[0]:
             return None
-        const += accumulate(coefs, from_monomial((c // d[0], rest)))
-    return total(const, coefs)
+        found.append((from_monomial((1, rest)), c // d[0]))
+    return sum_of(found)
 
 
 def lead(e: Sym) -> Monomial:

@@ -153,22 +153,10 @@ def _remainder(coefs: dict[Sym, int], t: Sym) -> Change | None:
         return (t.num % t.den, c), (t.num, -c), (t, -coefs[t])
     for d, rest in _cofactors(t, FloorDiv):
         assert type(d) is FloorDiv
-        times = _multiple(scale(rest, -coefs[t]), d.den)
+        times = polynomial.exact_quotient(scale(rest, -coefs[t]), d.den)
         if times is None or times is ZERO:
             continue
         need = d.num * times
         if all(coefs.get(u) == k for u, k in linear(need)[1]):
             return (d.num % d.den * times, 1), (need, -1), (t, -coefs[t])
     return None
-
-
-def _multiple(e: Sym, by: Sym) -> Sym | None:
-    """e / by for a single-term e; None if by does not divide it."""
-    if type(by) is Int:
-        if type(e) is Int:
-            return Int(e.value // by.value) if e.value % by.value == 0 else None
-        ((t, k),) = linear(e)[1]
-        return scale(t, k // by.value) if k % by.value == 0 else None
-    if type(e) is Int:
-        return None
-    return polynomial.exact_quotient(e, by)
