@@ -71,9 +71,9 @@ class Keys:
             low = low >> self.lost
         if self.falls:
             order = ~order
-        key = self.up(order, self.position)
+        key = order << self.position
         key = key | index(place, self.type) if self.position else key
-        return key if low is None else self.up(key, self.rest) | low
+        return key if low is None else (key << self.rest) | low
 
     def element(self, key: Expr) -> Expr:
         """The element of a key."""
@@ -87,7 +87,7 @@ class Keys:
         low = key & ((1 << self.rest) - 1)
         if self.lost:
             again = (key & 1) * ((1 << self.lost) - 1)
-            low = self.up(low, self.lost) | again
+            low = (low << self.lost) | again
         is_nan = ops.eq(order, self.top)
         sign = low > ((1 << self.mantissa) - 1)
         below = order < 0
@@ -110,10 +110,6 @@ class Keys:
     def _mirrored(self, bits: Expr) -> Expr:
         """Reverse the order of negative floats: then bits order as integers. Its own inverse."""
         return ops.where(bits < 0, bits ^ self.top, bits)
-
-    def up(self, e: Expr, bits: int) -> Expr:
-        """A number shifted left by this many bits."""
-        return e << bits if bits else e
 
     @property
     def is_own(self) -> bool:
