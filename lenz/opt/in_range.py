@@ -12,14 +12,14 @@ images resized by bilinear interpolation took 1.2 times as long (f32, one core).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from lenz.context import Context
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, interpret, keep_checks, rebuild
 from lenz.ir.graph import LOOPS, Graph, Node, Pointwise, View, map_bodies
-from lenz.ir.op import CONST, INDEX, LOAD
+from lenz.ir.op import CONST, INDEX, LOAD, Op
 from lenz.ir.syntax import exprs_in
 from lenz.ops.arith import ADD, MAXIMUM, MINIMUM, SUB
 from lenz.ops.cast import CAST
@@ -33,6 +33,16 @@ from lenz.sym import Sym, prove_lt
 Range: TypeAlias = tuple[float, float, Sym | None]
 ANY: Range = -math.inf, math.inf, None
 GUARDS = frozenset(CHECKS.values())
+# The least and the greatest result, from the least and the greatest values of the operands.
+_ENDS: Mapping[Op, Callable[[list[float], list[float]], tuple[float, float]]] = {
+    MINIMUM: lambda low, high: (min(low), min(high)),
+    MAXIMUM: lambda low, high: (max(low), max(high)),
+    ADD: lambda low, high: (low[0] + low[1], high[0] + high[1]),
+    SUB: lambda low, high: (low[0] - high[1], high[0] - low[1]),
+    WHERE: lambda low, high: (min(low[1:]), max(high[1:])),
+    LT: lambda low, high: (high[0] < low[1], low[0] < high[1]),
+    CAST: lambda low, high: (low[0], high[0]),
+}
 
 
 def in_range(g: Graph, cx: Context) -> Graph:
@@ -74,30 +84,18 @@ def _kept(e: Expr, ranges: list[Range]) -> int | None:
 
 
 def _range(e: Expr, ranges: list[Range], known: Mapping[str, Range]) -> Range:
-    low, high = [r[0] for r in ranges], [r[1] for r in ranges]
+    if e.op is LOAD:
+        return known.get(e.attrs[0], ANY)
     found, most = ANY[:2], ANY[2]
     if e.op is CONST:
         found = e.attrs[0], e.attrs[0]
     elif e.op is INDEX and not e.args:
         most = e.attrs[0]
         found = -math.inf if most.lo is None else most.lo, math.inf if most.hi is None else most.hi
-    elif e.op is LOAD:
-        return known.get(e.attrs[0], ANY)
-    elif e.op is MINIMUM:
-        found = min(low), min(high)
+    elif e.op in _ENDS:
+        found = _ENDS[e.op]([r[0] for r in ranges], [r[1] for r in ranges])
+    if e.op in (MINIMUM, CAST):
         most = next((r[2] for r in ranges if r[2] is not None), None)
-    elif e.op is MAXIMUM:
-        found = max(low), max(high)
-    elif e.op is ADD:
-        found = low[0] + low[1], high[0] + high[1]
-    elif e.op is SUB:
-        found = low[0] - high[1], high[0] - low[1]
-    elif e.op is WHERE:
-        found = min(low[1:]), max(high[1:])
-    elif e.op is LT:
-        found = high[0] < low[1], low[0] < high[1]
-    elif e.op is CAST:
-        found, most = ranges[0][:2], ranges[0][2]
     if e.op in (ADD, SUB, CAST) and not _fits(e.dtype, *found):
         return ANY  # it may wrap
     return (*found, most) if e.dtype.is_integer or e.dtype is BOOL else ANY

@@ -26,6 +26,7 @@ from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index, load, loads_of, masked, reindex
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, axis, contiguous, strided
 from lenz.machines import capabilities_of
+from lenz.opt.views import place_in_root
 from lenz.records import dataclass, replace
 from lenz.sym import ONE, Int, Sym, Var, product, substitute
 from lenz.target import Capabilities
@@ -146,11 +147,8 @@ class _Padder:
     def shown(self, name: str) -> tuple[str, tuple[Axis, ...], Shape]:
         """The root of a buffer, and the position in it of the buffer's element at the axes."""
         axes = axes_for(self.types[name].shape)
-        where: Shape = tuple(a.var for a in axes)
-        while (v := self.views.get(name)) is not None:
-            at: dict[Var, Sym] = {a.var: s for a, s in zip(v.axes, where, strict=True)}
-            where, name = tuple(substitute(s, at) for s in v.index), v.source
-        return name, axes, where
+        root, where = place_in_root(name, tuple(a.var for a in axes), self.views)
+        return root, axes, where
 
     def relays(self, name: str, layout: Layout) -> bool:
         """True if a buffer may get another layout.

@@ -8,6 +8,8 @@ users it is dropped, so that its source can be inlined if nothing else reads it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lenz.context import Context
 from lenz.ir.expr import Expr, load, replace_loads
 from lenz.ir.graph import LOOPS, Graph, Node, View, map_bodies, reads_of
@@ -30,13 +32,17 @@ def views(g: Graph, cx: Context) -> Graph:
     return drop(each(g, rooted), cx)
 
 
-def _root(e: Expr, found: dict[str, View]) -> Expr | None:
+def _root(e: Expr, found: Mapping[str, View]) -> Expr | None:
     name, index, dtype = e.attrs
-    if name not in found:
-        return None
+    # Operands @k of the load keep their meaning: the view's index has none of its own.
+    return load(*place_in_root(name, index, found), dtype, e.args) if name in found else None
+
+
+def place_in_root(
+    name: str, index: tuple[Sym, ...], found: Mapping[str, View]
+) -> tuple[str, tuple[Sym, ...]]:
+    """The root of a buffer, and the position in it of the buffer's element at an index."""
     while (v := found.get(name)) is not None:
-        # Operands @k of the load keep their meaning: the view's index has none of its own.
         at: dict[Var, Sym] = {a.var: i for a, i in zip(v.axes, index, strict=True)}
-        index = tuple(substitute(s, at) for s in v.index)
-        name = v.source
-    return load(name, index, dtype, e.args)
+        name, index = v.source, tuple(substitute(s, at) for s in v.index)
+    return name, index
