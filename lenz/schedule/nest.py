@@ -8,6 +8,7 @@ P axes are named p0, p1, ... and R axes r0, r1, ...; no extent is the constant 1
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from math import inf
 
@@ -336,12 +337,9 @@ def refined(d: Domain, orders: Sequence[Axes], other: Domain) -> list[tuple[Doma
             continue
         new: dict[Var, Axes] = {}
         for prefix, axes in (("p", d.axes), ("r", d.raxes)):
-            count = 0
+            number = itertools.count()
             for a in axes:
-                new[a.var] = tuple(
-                    axis(f"{prefix}{count + k}", extent) for k, extent in enumerate(cuts[a.var])
-                )
-                count += len(cuts[a.var])
+                new[a.var] = tuple(axis(f"{prefix}{next(number)}", x) for x in cuts[a.var])
         flat = [tuple(x for a in axes for x in new[a.var]) for axes in (d.axes, d.raxes, order)]
         found.append((Domain(flat[0], flat[1], d.kept), flat[2]))
     return found

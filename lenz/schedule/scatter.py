@@ -9,6 +9,7 @@ or if the base is the result of another scatter that only this one reads.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -24,10 +25,7 @@ def homes(g: ir.Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
     scatters = [(k, n) for k, n in enumerate(g.nodes) if isinstance(n, ir.Scatter)]
     returned = {*ir.atom_refs(g.outputs)}
     written = {m.value for m in g.mutations}
-    uses: dict[str, int] = {}
-    for n in g.nodes:
-        for name in ir.reads_of(n):
-            uses[name] = uses.get(name, 0) + 1
+    uses = Counter(name for n in g.nodes for name in ir.reads_of(n))
     for _, n in reversed(scatters):
         own = n.out.name
         after = [s for _, s in scatters if s.base == own and own not in _loads(s)]

@@ -98,8 +98,6 @@ class _Staging:
                 body = self.inlined(n.body)
                 k = self.stage(body)
                 match n.result:
-                    case Fold(across=True):
-                        self.column(n, n.result, body, k)
                     case Running() if n.raxes:
                         self.scan(n, n.result, body, k)
                     case Sorted():
@@ -142,20 +140,14 @@ class _Staging:
             self.out.loop(k).append(Reduce(acc, how.kind, body, over))
             self.ready[acc] = k = k + 1
             result = expr.ref(acc, ops.reduce_dtype(how.kind, body.dtype))
+            if how.across:
+                value = expr.finished(how.finish, result)
+                self.out.columns.append(Store(n.target, n.offset, value))
+                return
             is_wide = how.kind == "sum" and body.op is CAST and body.dtype is F64
             if is_wide and how.finish.dtype is body.args[0].dtype is F32:
                 self.out.wide.add(acc)
-        finish = self.settled(n, self.inlined(expr.finished(how.finish, result)))
-        self.values[n.name] = value = self.keep(finish, k)
-        if n.name in self.stored:
-            self.out.row(k).append(Store(n.target, n.offset, value))
-
-    def column(self, n: Nest, how: Fold, body: Expr, k: int) -> None:
-        acc = f"v{len(self.ready)}"
-        self.out.loop(k).append(Reduce(acc, how.kind, body, tuple(a.var for a in n.raxes)))
-        self.ready[acc] = k + 1
-        result = expr.ref(acc, ops.reduce_dtype(how.kind, body.dtype))
-        self.out.columns.append(Store(n.target, n.offset, expr.finished(how.finish, result)))
+        self.row_value(n, self.inlined(expr.finished(how.finish, result)), k)
 
     def scan(self, n: Nest, how: Running, body: Expr, k: int) -> None:
         name = f"v{len(self.ready)}"
