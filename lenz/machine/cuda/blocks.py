@@ -60,16 +60,17 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
     made = next(t for rule in RULES if (t := rule(g, s, env, shape)) is not None)
     if isinstance(made, Form):
         return made
-    looped = _loops(g.domain, _part(g), s, made.widths, env)
+    grid, inside = _loops(g.domain, _part(g), s, made.widths, env)
     apart = {"reduction": untested, "pointwise": in_pieces}.get(made.kind)
-    body, area = apart(looped) if apart else looped, _area(made.widths)
+    body, area = apart(inside) if apart else inside, _area(made.widths)
     warps = _warps(area, made.each, shape)
-    if body != looped and made.kind == "reduction" and not shape.thread:
+    if body != inside and made.kind == "reduction" and not shape.thread:
         # Online softmax of 8192 x 50257 bf16 in parts of 2048: 270 us with 2 warps, 311 with 4.
         warps = max(1, min(warps, area // 1024))
     if made.kind == "outer_reduction" and made.each < ONE_WARP and not shape.thread:
         warps = _column_warps(warps, g, made.widths, env)
-    return Form(made.kind, body, kernel.TileConfig(warps=warps, stages=made.stages or shape.stages))
+    tile = kernel.TileConfig(warps=warps, stages=made.stages or shape.stages)
+    return Form(made.kind, nested(grid, "grid", body), tile)
 
 
 def _scans(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
@@ -455,8 +456,8 @@ def _part(g: Group) -> Axes:
 
 def _loops(
     d: Domain, part: Axes, s: Stages, widths: dict[Axis, int], env: SymEnv
-) -> tuple[kernel.Stmt, ...]:
-    """The loops of all rows. If the length is unknown, short rows are held (`whole`)."""
+) -> tuple[list[Axis], tuple[kernel.Stmt, ...]]:
+    """The grid, and the loops of a program. If the length is unknown, short rows are held."""
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all([a for a in d.axes if a not in part], widths, at)
     turns, rows = cut_all(part, widths, at)
@@ -490,7 +491,7 @@ def _loops(
     body = nested(turns, "seq", nested(rows, "lane", body))
     if s.columns:
         body += nested(cut_all(d.raxes, widths, at)[1], "lane", all_moved(s.columns, at))
-    return nested(grid, "grid", nested(lanes, "lane", body))
+    return grid, nested(lanes, "lane", body)
 
 
 RULES = (_scan_parts, _scans, _rows_and_columns, _transposed, _flat, _elements, _columns, _rows)

@@ -17,7 +17,6 @@ computes both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import gcd
 
 from lenz.ir.dtype import BOOL
@@ -36,8 +35,6 @@ from lenz.sym.prove import prove_le, prove_lt
 
 def untested(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """Programs over parts of rows: without tests if all of the part is in the row."""
-    if len(body) == 1 and isinstance(body[0], For) and body[0].kind == "grid":
-        return (replace(body[0], body=untested(body[0].body)),)
     lanes = {s.axis: None for s in walk(body) if isinstance(s, For)}
     if len(lanes) != 1 or any(isinstance(s, (Scan, Sort)) for s in walk(body)):
         return body
@@ -63,8 +60,6 @@ def row_piece(bodies: Iterable[Expr], row: Axis) -> int:
 
 def in_pieces(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """Programs whose lanes all lie in one piece of a row, with the formula of that piece."""
-    if len(body) == 1 and isinstance(body[0], For) and body[0].kind == "grid":
-        return (replace(body[0], body=in_pieces(body[0].body)),)
     lanes = [s.axis for s in walk(body) if isinstance(s, For)]
     found = {e: t for e in nodes_of(*exprs_of(body)) if lanes and (t := _uniform(e, lanes))}
     sure = {
