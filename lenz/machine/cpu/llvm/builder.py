@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from lenz.ir.dtype import DType
 from lenz.machine.cpu.llvm import convert, divide, library
@@ -16,8 +17,8 @@ OWN = {
     "llvm.copysign": library.copysign,
     "llvm.ldexp": library.ldexp,
     SCALEF: library.scalef,
-    MUL_HIGH_NAME: library.mul_high,
-    MUL_LOW_NAME: library.mul_low,
+    MUL_HIGH_NAME: partial(library.product_part, 1),
+    MUL_LOW_NAME: partial(library.product_part, 0),
 }
 # Where a failed check stores its code: a word of the call's own context, which several threads may
 # set.

@@ -49,10 +49,6 @@ class Indices:
         """True if s differs between lanes of the open vector loop."""
         return any(v is self.lane or (v in bound and bound[v].lanes) for v in s.free_vars)
 
-    def level(self, s: Sym, bound: Bound = _NONE) -> int:
-        """The outermost level on which s can be computed."""
-        return max([self.lookup(v, bound).level for v in s.free_vars], default=0)
-
     def scalar(self, s: Sym, bound: Bound = _NONE) -> Value:
         """s as an i64; if s varies between lanes, the value in lane 0."""
         if type(s) is Int:

@@ -99,13 +99,9 @@ def ldexp(b: Instructions, dtype: DType, x: Names, k: Names) -> Names:
     callee = fn.module.declare(name, v, v, i)
     out: list[str] = []
     for a, c in zip(x, k, strict=True):
-        if b.lanes > 1:
-            out.append(fn.let(level, f"call {v} {callee}({v} {a}, {i} {c})"))
-            continue
-        wide = fn.let(level, f"insertelement {v} zeroinitializer, {element} {a}, i32 0")
-        power = fn.let(level, f"insertelement {i} zeroinitializer, i32 {c}, i32 0")
-        whole = fn.let(level, f"call {v} {callee}({v} {wide}, {i} {power})")
-        out.append(fn.let(level, f"extractelement {v} {whole}, i32 0"))
+        p, q = _widened(b, element, a, lanes), _widened(b, "i32", c, lanes)
+        whole = fn.let(level, f"call {v} {callee}({v} {p}, {i} {q})")
+        out.append(_first(b, element, whole, lanes))
     return tuple(out)
 
 
@@ -127,17 +123,15 @@ def copysign(b: Instructions, dtype: DType, x: Names, y: Names) -> Names:
 
 def scalef(b: Instructions, _: DType, x: Names, k: Names) -> Names:
     """x * 2^k for f32 x and k by vscalefps of AVX-512, always in vectors of 16."""
-    fn, level = b.fn, b.level
-    args = ("<16 x float>", "<16 x float>", "<16 x float>", "i16", "i32")
-    callee = fn.module.declare("llvm.x86.avx512.mask.scalef.ps.512", "<16 x float>", *args)
+    v = "<16 x float>"
+    name = "llvm.x86.avx512.mask.scalef.ps.512"
+    callee = b.fn.module.declare(name, v, v, v, v, "i16", "i32")
     # All lanes, and the current rounding (4).
-    rest = "<16 x float> zeroinitializer, i16 -1, i32 4"
+    rest = f"{v} zeroinitializer, i16 -1, i32 4"
     out: list[str] = []
     for a, c in zip(x, k, strict=True):
         p, q = (_widened(b, "float", n, 16) for n in (a, c))
-        whole = fn.let(
-            level, f"call <16 x float> {callee}(<16 x float> {p}, <16 x float> {q}, {rest})"
-        )
+        whole = b.fn.let(b.level, f"call {v} {callee}({v} {p}, {v} {q}, {rest})")
         out.append(_first(b, "float", whole, 16))
     return tuple(out)
 
@@ -165,18 +159,8 @@ def _first(b: Instructions, element: str, name: str, width: int) -> str:
     return b.fn.let(b.level, shuffle(t, name, "poison", range(b.lanes)))
 
 
-def mul_high(b: Instructions, _: DType, x: Names, y: Names) -> Names:
-    """The upper word of the product of two u32."""
-    return _product_part(b, x, y, 1)
-
-
-def mul_low(b: Instructions, _: DType, x: Names, y: Names) -> Names:
-    """The lower word of the product of two u32."""
-    return _product_part(b, x, y, 0)
-
-
-def _product_part(b: Instructions, x: Names, y: Names, part: int) -> Names:
-    """One half (upper or lower) of the double-width products of two vectors.
+def product_part(part: int, b: Instructions, _: DType, x: Names, y: Names) -> Names:
+    """The lower (0) or the upper (1) words of the products of two vectors of u32.
 
     A vector is treated as half as many u64: even lanes by a mask, odd lanes by a shift, as vpmuludq
     multiplies. Both halves come from the same products.
