@@ -22,7 +22,7 @@ from lenz.plan.python import own_names, signatures, source
 from lenz.records import dataclass, replace
 from lenz.runtime import executor
 from lenz.runtime.constants import packed
-from lenz.runtime.native import address_of, addresses, method, places, plain_keys
+from lenz.runtime.native import address_of_kernel, addresses, method, places, plain_keys
 from lenz.runtime.store import Store
 from lenz.sym import Var
 
@@ -134,7 +134,7 @@ def fast_call(
     try:
         layout = TorchLayout(handle, keys, mask, tensors, negative, autograd, *ops)
         made = native(p, layout)
-        imports = {name: address_of(values[name]) for name in signatures(p)}
+        imports = {name: address_of_kernel(values[name]) for name in signatures(p)}
         imports |= {name: id(type) for name, type in TYPES.items()} | addresses(made.shims, gpu)
         library = linked(made.text, imports, gpu, store)
     except (NotNative, Unavailable):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial, reduce
@@ -11,6 +10,8 @@ from operator import or_
 from typing import Any
 
 import torch
+
+from lenz.runtime.threads import address_of, addresses_in, torch_libraries
 
 WORDS = 24  # words of a tensor's implementation searched for its dispatch keys
 
@@ -93,31 +94,21 @@ def _word(address: int) -> int:
 @cache
 def _libraries(gpu: bool) -> Sequence[Any]:
     """Libraries to search for functions of CPython, the C library, libtorch and the CUDA driver."""
-    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     names = ["torch_cpu", "torch_python", "c10", *["torch_cuda", "c10_cuda"] * gpu]
-    paths = [os.path.join(folder, f"lib{n}.so") for n in names]
-    known = [ctypes.pythonapi, ctypes.CDLL(None)]
-    known += [ctypes.CDLL(path) for path in paths if os.path.exists(path)]
+    files = [f"lib{n}.so" for n in names]
+    known = [ctypes.pythonapi, ctypes.CDLL(None), *torch_libraries(*files)]
     return [*known, ctypes.CDLL("libcuda.so.1")] if gpu else known
 
 
 def addresses(names: Sequence[str], gpu: bool) -> dict[str, int]:
     """The addresses of these functions, without those that no library has."""
-    found: dict[str, int] = {}
-    for name in names:
-        for library in _libraries(gpu):
-            if hasattr(library, name):
-                found[name] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
-                break
-    return found
+    return addresses_in(_libraries(gpu), names)
 
 
-def address_of(function: Any) -> int:
+def address_of_kernel(function: Any) -> int:
     """The address of a ctypes kernel, or of the launch record of a driver's kernel."""
     record = getattr(function, "record", None)
-    if record is not None:
-        return ctypes.addressof(record)
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return address_of(function) if record is None else ctypes.addressof(record)
 
 
 def method(address: int, own: tuple[Any, ...], alive: object) -> Callable[[list[Any]], Any]:
@@ -133,10 +124,9 @@ def method(address: int, own: tuple[Any, ...], alive: object) -> Callable[[list[
 
 def said() -> str:
     """The error of the last call of libtorch's C shim."""
-    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
     try:
-        get = ctypes.CDLL(path).torch_exception_get_what_without_backtrace
-    except (OSError, AttributeError):  # before torch 2.12
+        get = torch_libraries("libtorch_cpu.so")[0].torch_exception_get_what_without_backtrace
+    except (IndexError, AttributeError):  # before torch 2.12
         return "a call of libtorch failed"
     get.restype = ctypes.c_char_p
     return (get() or b"a call of libtorch failed").decode(errors="replace")

@@ -11,13 +11,14 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import torch
 
+TORCH = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")  # Linux, macOS, Windows
 MEMORY = ("memcpy", "memmove", "memset")
 # Every C math function that an op may call. Each has an f32 form with the suffix f.
 LIBM = (
@@ -35,8 +36,7 @@ def imports(code: bytes = b"") -> dict[str, int]:
     Of Sleef's functions, only those that `code`, an object, names and libtorch exports.
     """
     names = {name.decode() for name in re.findall(rb"Sleef_\w+", code)}
-    known = {name: _address(x, name) for x in _torch_libraries() for name in names}
-    return {**_imports(), **{name: address for name, address in known.items() if address}}
+    return {**_imports(), **addresses_in(torch_libraries(*TORCH), names)}
 
 
 def in_thread(made: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -49,28 +49,15 @@ def in_thread(made: Callable[..., Any], *args: Any) -> Future[Any]:
 
 @cache
 def _imports() -> Mapping[str, int]:
-    found: dict[str, int] = {}
-    for library in _c_libraries():
-        for name in (*MEMORY, *LIBM, *[n + "f" for n in LIBM]):
-            if name not in found and (address := _address(library, name)):
-                found[name] = address
-    for library in _torch_libraries():
-        if address := _address(library, "torch_parallel_for"):
-            found["torch_parallel_for"] = address
-            break
-    else:
-        found["torch_parallel_for"] = ctypes.cast(_serial_loop(), ctypes.c_void_p).value or 0
-    return found
+    found = addresses_in(_c_libraries(), (*MEMORY, *LIBM, *[n + "f" for n in LIBM]))
+    loop = addresses_in(torch_libraries(*TORCH), ["torch_parallel_for"])
+    return found | (loop or {"torch_parallel_for": address_of(_serial_loop())})
 
 
-def _c_libraries() -> Iterator[ctypes.CDLL]:
-    if sys.platform == "win32":
-        yield ctypes.CDLL("ucrtbase")
-        yield ctypes.CDLL("msvcrt")
-        return
-    yield ctypes.CDLL(None)  # Python itself is linked with libm
-    if sys.platform == "linux":
-        yield ctypes.CDLL("libm.so.6")
+def _c_libraries() -> list[ctypes.CDLL]:
+    # None is Python itself, which is linked with libm.
+    names = {"win32": ("ucrtbase", "msvcrt"), "linux": (None, "libm.so.6")}
+    return [ctypes.CDLL(name) for name in names.get(sys.platform, (None,))]
 
 
 @cache  # kept forever, because compiled code holds its address
@@ -87,16 +74,19 @@ def _serial_loop() -> Any:
 
 
 @cache
-def _torch_libraries() -> list[ctypes.CDLL]:
+def torch_libraries(*files: str) -> list[ctypes.CDLL]:
+    """Those of torch's libraries that exist, by the names of their files."""
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
-    names = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
-    paths = [os.path.join(folder, name) for name in names]
+    paths = [os.path.join(folder, file) for file in files]
     return [ctypes.CDLL(path) for path in paths if os.path.exists(path)]
 
 
-def _address(library: ctypes.CDLL, name: str) -> int:
-    try:
-        function = getattr(library, name)
-    except AttributeError:
-        return 0
+def addresses_in(libraries: Iterable[Any], names: Iterable[str]) -> dict[str, int]:
+    """The addresses of these functions, without those that no library has."""
+    homes = {n: next((x for x in libraries if hasattr(x, n)), None) for n in names}
+    return {n: address_of(getattr(x, n)) for n, x in homes.items() if x is not None}
+
+
+def address_of(function: Any) -> int:
+    """The address of a function of ctypes."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
