@@ -71,9 +71,12 @@ def make_above(path: str) -> None:
 
 
 @contextmanager
-def opened(where: Folder, name: str, flags: int) -> Iterator[int]:
-    """Open a file in a folder, not following links; a new file is for this user alone."""
-    file = os.open(where.prefix + name, flags | _FLAGS, 0o600, dir_fd=where.fd)
+def opened(where: Folder, name: str, flags: int, mode: int = 0o600) -> Iterator[int]:
+    """Open a file in a folder, not following links; a new file is for this user alone.
+
+    The caller's `mode` may give it to others, as far as the process's umask does.
+    """
+    file = os.open(where.prefix + name, flags | _FLAGS, mode, dir_fd=where.fd)
     try:
         yield file
     finally:
@@ -85,14 +88,14 @@ def unlink(where: Folder, name: str) -> None:
     os.unlink(where.prefix + name, dir_fd=where.fd)
 
 
-def write(where: Folder, name: str, data: bytes, sync: bool = False) -> None:
+def write(where: Folder, name: str, data: bytes, sync: bool = False, mode: int = 0o600) -> None:
     """Write `data` to `name` atomically: readers see the old file or the new one, never a mix.
 
-    With `sync` that holds even if the machine crashes.
+    With `sync` that holds even if the machine crashes. `mode` is as in `opened`.
     """
     temporary = f".{name[:16]}-{os.getpid()}-{os.urandom(6).hex()}"
     try:
-        with opened(where, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+        with opened(where, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
             left = memoryview(data)
             while left:
                 left = left[os.write(file, left) :]

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from lenz.errors import UserError
+from lenz.private import Folder
+from lenz.private import write as write_private
 from lenz.records import dataclass
 
 FORMAT = 2
@@ -90,22 +92,11 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 def write(path: str | os.PathLike[str], contents: Contents) -> None:
     """Write the file atomically. Raises UserError if that is impossible."""
-    import tempfile
-
     check_folder(path)
     data, path = as_bytes(contents), Path(path)
     with _writing(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".lenz-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        where = Folder(os.path.join(path.parent, ""), None)
+        write_private(where, path.name, data, sync=True, mode=0o666)
 
 
 @contextmanager
@@ -138,12 +129,6 @@ def write_folder(path: str | os.PathLike[str], contents: Contents) -> None:
 def quoted(name: str) -> str:
     """A name quoted for use in a file name."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
-
-
-def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return found
 
 
 def read(source: str | os.PathLike[str] | bytes) -> Contents:

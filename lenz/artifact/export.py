@@ -92,12 +92,11 @@ def standalone_compile(
         own |= gm.named_parameters(remove_duplicate=False)
         own |= gm.named_buffers(remove_duplicate=False)
         job.compile(gm, example_inputs, [*own, *map(str, range(len(example_inputs)))])
-        names, tensors = _weights(own)
         inputs = traced_inputs(gm, example_inputs)
-        call = {"in": None, "out": None, "weights": names, "written": [],
+        call = {"in": None, "out": None, "written": [],
                 "given": [_described(x) for x in inputs],
                 "assumed": assumed([*own.values(), *inputs], job.called, False)}  # fmt: skip
-        return CompiledArtifact(job.contents(call, tensors))
+        return CompiledArtifact(job.contents(call, own))
 
 
 @dataclass(slots=True)
@@ -161,11 +160,13 @@ class _Job:
                 kernels.setdefault(device, {})[piece] = name
         self.variants.append({"features": list(needs), "plan": show(plan), "kernels": kernels})
 
-    def contents(self, call: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Contents:
-        """The whole artifact."""
+    def contents(self, call: Mapping[str, Any], own: Mapping[str, Tensor]) -> Contents:
+        """The whole artifact, with the program's weights."""
+        names, weights = _weights(own)
         manifest = {
             "lenz": __version__, "torch": torch.__version__, "machine": platform.machine(),
-            "name": self.name, "call": call, "devices": self.devices, "variants": self.variants,
+            "name": self.name, "call": {**call, "weights": names}, "devices": self.devices,
+            "variants": self.variants,
         }  # fmt: skip
         return Contents(manifest, {**self.tensors, **weights})
 
@@ -183,14 +184,13 @@ def _contents_of(
         inputs = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]
         job.compile(gm, inputs, [*kept, *(str(k) for k, g in enumerate(given) if "is" not in g)])
         held = {**exported.constants, **exported.state_dict}
-        names, tensors = _weights({n: held[n] for n in kept})
         call = {
             "in": specs.dumps(exported.call_spec.in_spec),
             "out": specs.dumps(exported.call_spec.out_spec),
-            "weights": names, "given": given, "written": _written(exported, kept),
+            "given": given, "written": _written(exported, kept),
             "assumed": assumed(inputs, job.called, True),
         }  # fmt: skip
-        return job.contents(call, tensors)
+        return job.contents(call, {n: held[n] for n in kept})
 
 
 def _flat(exported: ExportedProgram) -> tuple[GraphModule, list[str], list[dict[str, Any]]]:

@@ -23,7 +23,6 @@ from lenz.loading import load as load_plan
 from lenz.machines import Counts, Loader, host, load_kernels
 from lenz.options import Options
 from lenz.plan.python import signatures
-from lenz.records import dataclass
 from lenz.runtime.constants import unpacked
 from lenz.runtime.executor import size
 from lenz.runtime.store import store_in
@@ -212,34 +211,26 @@ def _weight(w: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
     return t if w["device"] == HOST else t.to(w["device"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """The plan for one CPU level, and its kernels: pieces of code by device."""
-
-    plan: Plan
-    kernels: Mapping[str, Mapping[str, str]]
-
-
 def _loaded(contents: Contents) -> tuple[Boxed, Set[int]]:
     """The plan for this machine, as a callable, and the arguments that it writes into."""
     m = contents.manifest
     if (want := release_of(m["torch"])) != (here := release_of(torch.__version__)):
         raise UserError(f"this artifact is for torch {want}, and this is torch {here}")
-    v = _fitting(m)
+    plan, kernels = _fitting(m)
 
     def code(device: str, loader: Loader, counts: Counts) -> Mapping[str, bytes]:
         if (key := m["devices"].get(device)) is not None and loader.key(device) != key:
             raise UserError(f"this artifact is for {key}, and {device} is {loader.key(device)}")
-        return {piece: to_bytes(contents.tensors[t]) for piece, t in v.kernels[device].items()}
+        return {piece: to_bytes(contents.tensors[t]) for piece, t in kernels[device].items()}
 
     constants = {
         c.name: unpacked(to_bytes(contents.tensors[f"constant.{c.content}"]), c.type.device)
-        for c in v.plan.constants
+        for c in plan.constants
     }
-    functions, alive = load_kernels(signatures(v.plan), code)
+    functions, alive = load_kernels(signatures(plan), code)
     store = store_in(Options.from_environment({}))
-    run = load_plan(v.plan, functions, alive, constants, {}, _refuse, True, store)
-    inputs = enumerate(v.plan.inputs)
+    run = load_plan(plan, functions, alive, constants, {}, _refuse, True, store)
+    inputs = enumerate(plan.inputs)
     return run, {k for k, i in inputs if isinstance(i, Input) and i.written}
 
 
@@ -247,8 +238,11 @@ def _refuse(*args: Any) -> NoReturn:
     raise UserError("the program was not exported for arguments of these sizes")
 
 
-def _fitting(m: Manifest) -> _Variant:
-    """The best variant that this CPU can run; they are sorted by speed."""
+def _fitting(m: Manifest) -> tuple[Plan, Mapping[str, Mapping[str, str]]]:
+    """The plan of the best variant that this CPU can run, and its pieces of code by device.
+
+    Variants are sorted by speed.
+    """
     if platform.machine() != m["machine"]:
         raise UserError(f"this artifact is for {m['machine']}, and this is {platform.machine()}")
     has = host().features()
@@ -262,6 +256,6 @@ def _fitting(m: Manifest) -> _Variant:
                 raise UserError(
                     "this artifact has no plan, or one that calls more than torch's ops"
                 )
-            return _Variant(plan, v["kernels"])
+            return plan, v["kernels"]
     lacks = sorted({*m["variants"][-1]["features"]} - has)
     raise UserError(f"this CPU lacks {', '.join(lacks)}, which the artifact needs")
