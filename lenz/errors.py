@@ -36,12 +36,11 @@ class LenzError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        parts = [self.what]
-        if self.where:
-            parts.append(f"  at: {self.where}")
-        if self.hint:
-            parts.append(f"  try: {self.hint}")
-        return "\n".join(parts)
+        return self._told([self.what], self.hint)
+
+    def _told(self, lines: Sequence[str], hint: str, saved: str = "") -> str:
+        parts = ("at", self.where), ("saved", saved), ("try", hint)
+        return "\n".join([*lines, *(f"  {name}: {text}" for name, text in parts if text)])
 
 
 class Unsupported(LenzError):
@@ -91,16 +90,8 @@ class InternalError(LenzError):
         after = f" after {self.pass_name}" if self.pass_name else ""
         rule = f", rule {self.rule}" if self.rule else ""
         lines = [f"a bug in lenz{after}{rule}:"]
-        if self.line:
-            lines += [f"    {self.line}", f"    ^ {self.what}"]
-        else:
-            lines.append(f"    {self.what}")
-        if self.where:
-            lines.append(f"  at: {self.where}")
-        if self.repro:
-            lines.append(f"  saved: {self.repro}")
-        lines.append(f"  try: {self.hint or RUN_EAGERLY}")
-        return "\n".join(lines)
+        lines += [f"    {self.line}", f"    ^ {self.what}"] if self.line else [f"    {self.what}"]
+        return self._told(lines, self.hint or RUN_EAGERLY, self.repro)
 
 
 RUN_EAGERLY = 'on_error="eager", the default, runs such a graph in eager'
