@@ -101,7 +101,7 @@ def run_kernel(text: str, sizes: Mapping[str, int], device: str) -> None:
     error = distance([t.cpu() for t in _those(k, own, "out", "inout")], wide)
     timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
     us = 1e6 * timer.blocked_autorange(min_run_time=SECONDS).median
-    nbytes = sum(bytes_moved(k, env))
+    nbytes = bytes_moved(k, env)
     limit = nbytes / bandwidth(device) / 1e3
     if exact is k:
         print(f"error against the interpreter  {error:.1e}; float64 lacks one of its ops")

@@ -258,7 +258,7 @@ class Timer(Watch):
         if key not in self.moved:
             k, env = self.kernels[name], self.graph.schedule.graph.env
             hints = {**dict(env.hints), **{v.name: n for v, n in zip(k.sizes, sizes, strict=True)}}
-            self.moved[key] = sum(bytes_moved(k, replace(env, hints=tuple(sorted(hints.items())))))
+            self.moved[key] = bytes_moved(k, replace(env, hints=tuple(sorted(hints.items()))))
         return self.moved[key]
 
 

@@ -236,16 +236,15 @@ def kernel_report(step: Launch, names: Mapping[str, str], env: SymEnv) -> Kernel
     pairs = list(zip(k.params, step.args, strict=True))
     called = {p.name: names.get(a, a) for p, a in pairs}
     is_argument = {p.name: a in names or p.mode == "work" for p, a in pairs}
-    counts = touched(k, env)
-    width = {p.name: p.dtype.bytes for p in k.params}
+    read, written = touched(k, env)
     return KernelReport(
         name=k.name,
         kind=k.kind,
-        loads=tuple(called[n] for n in counts.read),
-        stores=tuple(called[n] for n in counts.written),
-        mutated_args=tuple(called[n] for n in counts.written if is_argument[n]),
-        bytes_read=sum(n * width[name] for name, n in counts.read.items()),
-        bytes_written=sum(n * width[name] for name, n in counts.written.items()),
+        loads=tuple(called[n] for n in read),
+        stores=tuple(called[n] for n in written),
+        mutated_args=tuple(called[n] for n in written if is_argument[n]),
+        bytes_read=sum(read.values()),
+        bytes_written=sum(written.values()),
         origins=step.origins,
         ops=_ops(k),
         text=show(k),

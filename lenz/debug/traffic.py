@@ -25,16 +25,10 @@ class Loops:
     share: Mapping[Var, Fraction]
 
 
-@dataclass(frozen=True, slots=True)
-class Touched:
-    """Distinct elements of memory by parameter; no entry without an access."""
+def touched(k: Kernel, env: SymEnv) -> tuple[dict[str, int], dict[str, int]]:
+    """Count the bytes that a launch reads and writes, at the example sizes of `env`.
 
-    read: Mapping[str, int]
-    written: Mapping[str, int]
-
-
-def touched(k: Kernel, env: SymEnv) -> Touched:
-    """Count the reads and writes of a launch, at the example sizes of `env`.
+    By parameter, without those that have no access.
 
     An access counts the distinct values of its offset over the loops. Equal accesses of one
     parameter count once, however their loops are split; different ones add up, to at most the
@@ -49,16 +43,14 @@ def touched(k: Kernel, env: SymEnv) -> Touched:
     stores = [(s.buffer, s.offset, s.bound) for s in writes]
     loads += [(s.buffer, s.offset, s.bound) for s in writes if s.mode != "set"]
     works = {p.name: sizes[p.name] for p in k.params if p.mode == "work"}
-    return Touched(_sum(loads, sizes, loops, env), _sum(stores, sizes, loops, env) | works)
+    read, written = _sum(loads, sizes, loops, env), _sum(stores, sizes, loops, env) | works
+    width = {p.name: p.dtype.bytes for p in k.params}
+    return {p: n * width[p] for p, n in read.items()}, {p: n * width[p] for p, n in written.items()}
 
 
-def bytes_moved(k: Kernel, env: SymEnv) -> tuple[int, int]:
-    """The bytes that a launch reads and writes, at the example sizes."""
-    counts, width = touched(k, env), {p.name: p.dtype.bytes for p in k.params}
-    read, written = (
-        sum(n * width[name] for name, n in part.items()) for part in (counts.read, counts.written)
-    )
-    return read, written
+def bytes_moved(k: Kernel, env: SymEnv) -> int:
+    """The bytes that a launch reads or writes, at the example sizes."""
+    return sum(n for counts in touched(k, env) for n in counts.values())
 
 
 def _sum(
