@@ -27,7 +27,7 @@ import torch
 from lenz import keys
 from lenz.debug.failing import say
 from lenz.errors import UserError
-from lenz.frontend.asked import configured, state
+from lenz.frontend.asked import ambient, configured, state
 from lenz.frontend.saved import dumped, statics
 from lenz.frontend.untraced import outside
 from lenz.options import Options
@@ -137,12 +137,8 @@ def _sizes(x: Any) -> tuple[Any, ...]:
 def settings() -> dict[str, Any]:
     """The parts of torch's state that the compiling process has to set."""
     return {
-        "grad": torch.is_grad_enabled(),
-        "autocast": [
-            (d, str(torch.get_autocast_dtype(d)), torch.is_autocast_enabled(d))
-            for d in ("cpu", "cuda")
-        ],
-        "dtype": str(torch.get_default_dtype()),
+        **ambient(),
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic": [
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -10,28 +10,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule
 
 from lenz import keys
 from lenz.first_calls.background import Request, requests
-from lenz.frontend.asked import configuring, state
+from lenz.frontend.asked import configuring, restore, state
 from lenz.frontend.saved import as_traced, load_graph
 from lenz.options import Options
 
-
-class CompileFor(Protocol):
-    """Compiles a graph into the cache, under the given key; `api.compile_for`."""
-
-    def __call__(
-        self, gm: GraphModule, inputs: Sequence[Any], options: Options, key: str, name: str
-    ) -> None: ...
-
-
+# `api.compile_for`, which compiles a graph into the cache under the given key.
+CompileFor: TypeAlias = Callable[[GraphModule, Sequence[Any], Options, str, str], None]
 SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent dies
 NICE = 10
 
@@ -74,16 +67,8 @@ def apply(settings: dict[str, Any], stack: ExitStack) -> None:
     """Apply `background.settings`; autograd's state only until the stack exits."""
     torch.set_num_threads(settings["threads"])
     torch.set_float32_matmul_precision(settings["precision"])
-    torch.set_default_dtype(_dtype(settings["dtype"]))
+    torch.set_default_dtype(getattr(torch, settings["dtype"]))
     is_on, warns = settings["deterministic"]
     torch.use_deterministic_algorithms(is_on, warn_only=warns)
     stack.enter_context(configuring(settings["aot"]))
-    stack.enter_context(torch.set_grad_enabled(settings["grad"]))
-    for device, dtype, enabled in settings["autocast"]:
-        stack.enter_context(torch.autocast(device, _dtype(dtype), enabled=enabled))
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."))
-    assert isinstance(found, torch.dtype)
-    return found
+    restore(settings, stack)

@@ -8,7 +8,7 @@ tensors, active modes and hooks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,6 @@ CHOICES = (
     "_get_mkldnn_enabled",
     "_get_math_sdp_allow_fp16_bf16_reduction", "_get_linalg_preferred_backend",
 )  # fmt: skip
-AUTOCAST = ("cpu", "cuda")
 
 
 def asked(gm: Any, inputs: Sequence[Any]) -> str | None:
@@ -71,6 +70,22 @@ def configuring(values: dict[str, Any]) -> AbstractContextManager[Any]:
     made: Any = functorch_config.patch
     how: AbstractContextManager[Any] = made(values)
     return how
+
+
+def ambient() -> dict[str, Any]:
+    """Return the state of autograd and autocast, as plain data."""
+    casts = [
+        (d, str(torch.get_autocast_dtype(d)).removeprefix("torch."), torch.is_autocast_enabled(d))
+        for d in ("cpu", "cuda")
+    ]
+    return {"grad": torch.is_grad_enabled(), "autocast": casts}
+
+
+def restore(found: Mapping[str, Any], stack: ExitStack) -> None:
+    """Restore the state that `ambient` returned, until the stack exits."""
+    stack.enter_context(torch.set_grad_enabled(found["grad"]))
+    for device, dtype, is_on in found["autocast"]:
+        stack.enter_context(torch.autocast(device, getattr(torch, dtype), enabled=is_on))
 
 
 def _state() -> Iterator[str]:
@@ -154,10 +169,7 @@ class Moment:
         mode = self.context.fake_mode
         self.env = mode.shape_env if mode is not None else None
         self.guards = len(self.env.guards) if self.env is not None else 0
-        self.grad = torch.is_grad_enabled()
-        self.cast = [
-            (d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in AUTOCAST
-        ]
+        self.ambient = ambient()
 
     def told(self) -> list[str]:
         """Return the guards added since. Raises Untold for one without text."""
@@ -173,7 +185,5 @@ class Moment:
         stack = ExitStack()
         stack.enter_context(_disable_current_modes())  # compiled autograd's
         stack.enter_context(tracing(self.context))
-        stack.enter_context(torch.set_grad_enabled(self.grad))
-        for device, dtype, is_on in self.cast:
-            stack.enter_context(torch.autocast(device, dtype, enabled=is_on))
+        restore(self.ambient, stack)
         return stack
