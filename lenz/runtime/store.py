@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import cache
 
@@ -39,8 +39,6 @@ class Store:
     recently used entries are deleted first. Entries that are not on the disk are requested from
     `remote`.
     """
-
-    __slots__ = ("_limit", "_lock", "_remote", "_root", "_writes")
 
     def __init__(
         self, root: str | os.PathLike[str], limit: int = LIMIT_BYTES, remote: Remote | None = None
@@ -103,10 +101,8 @@ class Store:
         found = []
         for shard in range(SHARDS):
             with suppress(OSError), self._folder(f"{shard:x}{shard:x}") as at:
-                for entry in os.scandir(at.prefix if at.fd is None else at.fd):
-                    info = entry.stat(follow_symlinks=False)
-                    if FILE.fullmatch(entry.name) and not stat.S_ISDIR(info.st_mode):
-                        found.append((entry.name, info.st_size, info.st_mtime))
+                named = [(name, info) for name, info in _listed(at) if FILE.fullmatch(name)]
+                found += [(name, info.st_size, info.st_mtime) for name, info in named]
         return sorted(found)
 
     def remove(self, file: str) -> None:
@@ -135,28 +131,37 @@ class Store:
         Temporary files of killed processes are deleted too. If the clock jumped back, times in the
         future mean nothing, and count as the oldest.
         """
-        now = time.time()
-        used = 0
+        now, used = time.time(), 0
         found: list[tuple[float, int, str]] = []
-        with os.scandir(at.prefix if at.fd is None else at.fd) as entries:
-            for entry in entries:
-                with suppress(OSError):  # another process has deleted it or holds it open
-                    info = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(info.st_mode):  # not ours
-                        continue
-                    used += info.st_size
-                    if entry.name.startswith("."):
-                        if abs(now - info.st_mtime) > STALE_SECONDS:
-                            unlink(at, entry.name)
-                    elif entry.name != newest:
-                        used_at = info.st_mtime if info.st_mtime <= now + DAY_SECONDS else 0.0
-                        found.append((used_at, info.st_size, entry.name))
+        for name, info in _listed(at):
+            used += info.st_size
+            if name.startswith("."):
+                if abs(now - info.st_mtime) > STALE_SECONDS:
+                    _drop(at, name)
+            elif name != newest:
+                used_at = info.st_mtime if info.st_mtime <= now + DAY_SECONDS else 0.0
+                found.append((used_at, info.st_size, name))
         for _, size, name in sorted(found):
             if used <= self._limit // SHARDS:
                 return
-            with suppress(OSError):
-                unlink(at, name)
+            _drop(at, name)
             used -= size
+
+
+def _listed(at: Folder) -> Iterator[tuple[str, os.stat_result]]:
+    """The name and the state of each file of a folder; folders in it are not ours."""
+    with os.scandir(at.prefix if at.fd is None else at.fd) as entries:
+        for entry in entries:
+            with suppress(OSError):  # another process has deleted it
+                info = entry.stat(follow_symlinks=False)
+                if not stat.S_ISDIR(info.st_mode):
+                    yield entry.name, info
+
+
+def _drop(at: Folder, name: str) -> None:
+    """Delete a file of a folder, if it is there and no other process holds it open."""
+    with suppress(OSError):
+        unlink(at, name)
 
 
 @cache
