@@ -16,8 +16,6 @@ from lenz.target import Target
 class Fuel:
     """Counts the optional rewrites of one compilation, so that bisection can name the bad one."""
 
-    __slots__ = ("last", "used")
-
     def __init__(self) -> None:
         self.used = 0
         self.last = ""

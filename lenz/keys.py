@@ -37,8 +37,6 @@ class Sources:
     the future are ignored: the clock was set back.
     """
 
-    __slots__ = ("_digest", "_files", "_root")
-
     def __init__(self, root: str, since: float) -> None:
         self._root, self._files = root, _files(root)
         now = time.time() * 1e9

@@ -83,8 +83,6 @@ class Respecialised:
     raises an InternalError if the options ask for that.
     """
 
-    __slots__ = ("_again", "_lock", "_made", "_options", "_program", "_target")
-
     def __init__(self, program: FxProgram, cx: Context, again: Compile) -> None:
         self._program, self._again = program, again
         self._options, self._target = cx.options, cx.target

@@ -222,8 +222,6 @@ class Late:
     torch does the same with new graphs.
     """
 
-    __slots__ = ("_again", "_kind", "_lock", "_made", "_trace")
-
     def __init__(self, trace: TraceRecord, again: Compile, kind: str = "backward") -> None:
         self._trace, self._again, self._kind = trace, again, kind
         self._lock = threading.RLock()
@@ -249,8 +247,6 @@ class Late:
 
 class Retraced(Late):
     """The fallback of a half that was not traced; the first call traces its graph."""
-
-    __slots__ = ()
 
     def __call__(self, args: list[Any], aligned: bool = True) -> Sequence[Any]:
         """Run on boxed arguments; `aligned` is False if one is not at a multiple of 16 bytes."""

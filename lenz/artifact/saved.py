@@ -43,8 +43,6 @@ BROKEN = "this graph was not saved for arguments of these sizes"
 class Pieces(Store):
     """Store entries in memory; those read from the store `behind` are added."""
 
-    __slots__ = ("_behind", "found")
-
     def __init__(self, found: dict[tuple[str, str], bytes], behind: Store | None = None) -> None:
         self.found, self._behind = found, behind
 

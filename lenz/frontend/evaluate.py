@@ -38,8 +38,6 @@ class KnownValues:
     symbol, if that shows the pattern for all sizes (see `patterns`).
     """
 
-    __slots__ = ("_answers", "_given", "_place", "_writers")
-
     def __init__(
         self, gm: GraphModule, given: Callable[[Node], torch.Tensor | None] = lambda n: None
     ) -> None:

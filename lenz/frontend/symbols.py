@@ -60,8 +60,6 @@ class SymbolMap:
     symbols: a multiple of 8 is 8 times a Var.
     """
 
-    __slots__ = ("_guarded", "_memo", "_multiples", "bindings", "hints", "opaque", "shape_env")
-
     def __init__(
         self, shape_env: ShapeEnv | None, multiples: Mapping[str, int] | None = None
     ) -> None:
