@@ -68,19 +68,14 @@ def digest(name: str, t: Tensor) -> str:
     return found.hexdigest()
 
 
-def tensors_and_header(contents: Contents) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of the file, contiguous on the CPU, and the text of its header."""
-    tensors = {name: t.detach().contiguous() for name, t in contents.tensors.items()}
-    sums = {name: digest(name, t) for name, t in tensors.items()}
-    text = json.dumps({"format": FORMAT, **contents.manifest, "sums": sums}, sort_keys=True)
-    return tensors, {"lenz": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
 def as_bytes(contents: Contents) -> bytes:
     """The bytes of the file."""
     from safetensors.torch import save
 
-    return save(*tensors_and_header(contents))
+    tensors = {name: t.detach().contiguous() for name, t in contents.tensors.items()}
+    sums = {name: digest(name, t) for name, t in tensors.items()}
+    text = json.dumps({"format": FORMAT, **contents.manifest, "sums": sums}, sort_keys=True)
+    return save(tensors, {"lenz": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:

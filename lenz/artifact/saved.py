@@ -41,21 +41,21 @@ BROKEN = "this graph was not saved for arguments of these sizes"
 
 
 class Pieces(Store):
-    """Store entries in memory; those read from the store `behind` are added."""
+    """Store entries in memory, by kind.key; those read from the store `behind` are added."""
 
-    def __init__(self, found: dict[tuple[str, str], bytes], behind: Store | None = None) -> None:
+    def __init__(self, found: dict[str, bytes], behind: Store | None = None) -> None:
         self.found, self._behind = found, behind
 
     def get(self, kind: str, key: str) -> bytes | None:
         """The data under `kind` and `key`."""
-        data = self.found.get((kind, key))
+        data = self.found.get(f"{kind}.{key}")
         if data is None and self._behind is not None:
             data = self._behind.get(kind, key)
-        return data if data is None else self.found.setdefault((kind, key), data)
+        return data if data is None else self.found.setdefault(f"{kind}.{key}", data)
 
     def put(self, kind: str, key: str, data: bytes) -> None:
         """Add data: a loaded plan compiles missing native code."""
-        self.found[kind, key] = data
+        self.found[f"{kind}.{key}"] = data
 
 
 class Saved(Savable):
@@ -91,7 +91,7 @@ class SavedRun:
     def __init__(self, contents: Contents) -> None:
         m = contents.manifest
         _check(m)
-        pieces = {_key(name): to_bytes(t) for name, t in contents.tensors.items()}
+        pieces = {name: to_bytes(t) for name, t in contents.tensors.items()}
         try:
             self._metadata, self._detach = from_json(m["metadata"]), m["detach"]
             made = halves(m["halves"], Pieces(pieces), Options.from_environment(m["options"]))
@@ -148,7 +148,7 @@ def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
         raise UserError("a part of it is not in the cache")
     pieces = Pieces({}, store_in(options))
     halves(entry["halves"], pieces, options)
-    plans = [plan_in(data) for (kind, _), data in pieces.found.items() if kind == "graph"]
+    plans = [plan_in(data) for name, data in pieces.found.items() if name.startswith("graph.")]
     if others := [name for p in plans for name in foreign(p)]:
         raise UserError(f"it calls {others[0]}, which is not torch's own")
     devices = {device for p in plans for _, _, device in signatures(p).values() if device}
@@ -161,13 +161,7 @@ def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
         "options": {"native": options.native, "cuda_graphs": options.cuda_graphs},
         **{k: entry[k] for k in ("metadata", "detach", "halves")},
     }  # fmt: skip
-    names = {f"{kind}.{key}": data for (kind, key), data in pieces.found.items()}
-    return Contents(manifest, {name: of_bytes(data) for name, data in names.items()})
-
-
-def _key(name: str) -> tuple[str, str]:
-    kind, _, key = name.partition(".")
-    return kind, key
+    return Contents(manifest, {name: of_bytes(data) for name, data in pieces.found.items()})
 
 
 def _check(m: Manifest) -> None:
