@@ -19,7 +19,7 @@ from lenz.plan.native_frame import TYPES, NotNative, TorchLayout
 from lenz.plan.native_link import Unavailable, linked
 from lenz.plan.native_objects import objects
 from lenz.plan.python import own_names, signatures, source
-from lenz.records import dataclass, replace
+from lenz.records import replace
 from lenz.runtime import executor
 from lenz.runtime.constants import packed
 from lenz.runtime.native import address_of_kernel, addresses, method, places, plain_keys
@@ -91,11 +91,11 @@ def load(
         checks = sys.modules.get("lenz.frontend.untraced") if executor.modes() else None
         if checks is not None and not foreign(p) and (context := checks.unchecked()) is not None:
             with context:
-                return quick.call(args) if quick is not None else python()(args)
+                return (python() if quick is None else quick[0])(args)
         return python()(args)
 
     quick = fast_call(p, values, own, slow, store, alive) if fast else None
-    return python() if quick is None else quick.call
+    return python() if quick is None else quick[0]
 
 
 def foreign(p: Plan) -> list[str]:
@@ -104,19 +104,13 @@ def foreign(p: Plan) -> list[str]:
     return [*p.objects, *(op for op in calls if not op.startswith(OWN))]
 
 
-@dataclass(frozen=True, slots=True)
-class Fast:
-    """The native function of a plan, and the order in which it determines sizes."""
-
-    call: Boxed
-    sizes: Sequence[Var]
-
-
 def fast_call(
     p: Plan, values: Mapping[str, Any], own: Mapping[str, Any], slow: Boxed,
     store: Store | None, alive: object = None,
-) -> Fast | None:  # fmt: skip
-    """The native function of a plan; None if only Python can run the plan.
+) -> tuple[Boxed, Sequence[Var]] | None:  # fmt: skip
+    """The native function of a plan, and the sizes in the order in which it determines them.
+
+    None if only Python can run the plan.
 
     values  the constants, and the kernels: callables, or objects with their record
     own     the plan's objects
@@ -141,7 +135,7 @@ def fast_call(
         return None
     given = objects(made, p, values, own, slow)
     call = method(library.addresses["call"], given, (library, values, own, alive))
-    return Fast(call, tuple(made.sizes))
+    return call, tuple(made.sizes)
 
 
 def op_of(op: str) -> Any:

@@ -21,6 +21,7 @@ import torch
 from lenz.ir import plan as ir
 from lenz.loading import fast_call
 from lenz.machines import Functions, loader_of
+from lenz.options import Options
 from lenz.plan.graphs import Graphed, Replay, Uncaptured, graphed
 from lenz.plan.native_objects import value
 from lenz.plan.regions import regioned
@@ -52,15 +53,6 @@ MOVED = "without a graph because arguments move"
 
 Sizes: TypeAlias = tuple[int, ...]
 Key: TypeAlias = tuple[Sizes, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The options: choose by time, how many sets of sizes have graphs, native code."""
-
-    is_measured: bool = False
-    sizes: int = 8
-    is_native: bool = True
 
 
 @dataclass(slots=True)
@@ -103,8 +95,8 @@ class Replayed:
     `why` says why no graph is made; empty while graphs may be made. `did` counts calls.
     """
 
-    def __init__(self, given: Replayable, plain: ir.Boxed, asked: Asked) -> None:
-        self.given, self.plain, self.asked = given, plain, asked
+    def __init__(self, given: Replayable, plain: ir.Boxed, options: Options) -> None:
+        self.given, self.plain, self.options = given, plain, options
         self.made: OrderedDict[Key, list[GraphCall]] = OrderedDict()
         self.used: dict[Key, int] = {}  # the last miss at which its graph was chosen
         self.seen: Counter[tuple[Key, int]] = Counter()  # calls of a thread without a graph
@@ -140,7 +132,7 @@ class Replayed:
     def split(self) -> Graphed | None:
         """The plan with its graphs split off; None, with the reason in `why`, if there are none."""
         try:
-            if not self.asked.is_native:
+            if not self.options.native:
                 raise Uncaptured("only native code replays graphs, and the option `native` is off")
             p = self.given.plan
             return graphed(regioned(p, self.refused) if self.refused else p, self.moving)
@@ -194,11 +186,11 @@ class Replayed:
             if self.graphed is None or self.moves(key):
                 self.did[MOVED] += self.graphed is not None
                 return self.plain(args)
-            if len(self.seen) > 64 * self.asked.sizes:
+            if len(self.seen) > 64 * self.options.cuda_graph_sizes:
                 self.seen.clear()
                 self.trials = {k: t for k, t in self.trials.items() if k in self.made}
             self.seen[mine := (key, threading.get_ident())] += 1
-            is_timed = self.asked.is_measured and self.seen[mine] == WARM + 1
+            is_timed = self.options.cuda_graphs == "auto" and self.seen[mine] == WARM + 1
             may_be = self.seen[mine] > WARM and not is_timed
             if not may_be:
                 what = TIMED if is_timed else WARM_UP
@@ -222,7 +214,7 @@ class Replayed:
             if trial.is_slow:
                 self.slow.add(key[0])
                 self.drop(key)
-                is_only = len(key[0]) == 1 or len(self.slow) >= self.asked.sizes
+                is_only = len(key[0]) == 1 or len(self.slow) >= self.options.cuda_graph_sizes
                 if is_only and not self.made:
                     self.stop(self.choice)
 
@@ -237,7 +229,7 @@ class Replayed:
         """Whether a graph may be made, perhaps in place of an unused one."""
         if key in self.made:
             return len(self.made[key]) < TWINS
-        if len(self.made) < self.asked.sizes:
+        if len(self.made) < self.options.cuda_graph_sizes:
             return True
         oldest = next(iter(self.made))
         if self.misses - self.used[oldest] <= self.rest:
@@ -321,9 +313,10 @@ class Replayed:
         found = [fast_call(g.plan, values, own, w, given.store) for w in ways]
         if found[0] is None or found[1] is None:
             return None
+        (call, sizes), (tried, _) = found
         for record in records.values():
-            record.expect([run.sizes[v] for v in found[0].sizes if v in run.known])
-        return GraphCall(found[0].call, found[1].call, tuple(records.values()))
+            record.expect([run.sizes[v] for v in sizes if v in run.known])
+        return GraphCall(call, tried, tuple(records.values()))
 
 
 class Recorded(Runner):

@@ -61,12 +61,11 @@ def load_plan(
     run = load(p, functions, alive, needs.constants, needs.modules, otherwise, *how)
     if not any(isinstance(s, Region) for s in p.steps):
         return run
-    from lenz.replay import Asked, Replayable, Replayed
+    from lenz.replay import Replayable, Replayed
 
     fixed = {name: aligned(t) for name, t in needs.constants.items()}
     given = Replayable(p, functions, fixed, needs.modules, store)
-    asked = Asked(options.cuda_graphs == "auto", options.cuda_graph_sizes, options.native)
-    return Replayed(given, run, asked)
+    return Replayed(given, run, options)
 
 
 def constants_of(p: Plan, program: FxProgram) -> dict[str, torch.Tensor]:
