@@ -128,7 +128,9 @@ class TraceRecord:
             first, second = made.get("inference") or made["forward"], made.get("backward")
             self.strides = first.strides
             if "forward" in made:
-                second = unbatched(second or Late(self, again), self._eagerly)
+                second = unbatched(
+                    second or Late(self, again), lambda: boxed_eager(self.backward())
+                )
                 second = outside(second, "a backward pass compiled by lenz")
             run = wrapping.wrapped(
                 metadata, entry["detach"], boxed(first), second and boxed(second), self.backward
@@ -155,12 +157,7 @@ class TraceRecord:
         except Exception as e:  # the caller does not expect a compiler here
             if kind not in self._graphs:
                 raise fault(e, recorder, kind, self.options) from e
-            gm = self._graphs[kind]
-            return in_eager(e, recorder, kind, self.options, boxed_eager(gm, gm.graph))
-
-    def _eagerly(self) -> Boxed:
-        gm = self.backward()
-        return boxed_eager(gm, gm.graph)
+            return in_eager(e, recorder, kind, self.options, boxed_eager(self._graphs[kind]))
 
     def backward(self) -> GraphModule:
         """The backward half from AOTAutograd, for compiled autograd."""

@@ -35,13 +35,12 @@ def targets(levels: Sequence[str]) -> list[tuple[Target, tuple[str, ...]]]:
 
     Raises UserError for a level that this architecture does not have.
     """
-    mine = host().target()
-    made = []
-    for level in [levels] if isinstance(levels, str) else levels:
-        if level not in known():
-            raise UserError(f"unknown level {level!r}", hint=f"levels are {', '.join(known())}")
-        made.append((known().index(level), *_target(level, mine)))
-    return [(t, needs) for _, t, needs in sorted(made, key=lambda m: -m[0])]
+    order, mine = known(), host().target()
+    chosen = [levels] if isinstance(levels, str) else levels
+    for level in chosen:
+        if level not in order:
+            raise UserError(f"unknown level {level!r}", hint=f"levels are {', '.join(order)}")
+    return [_target(level, mine) for level in sorted(chosen, key=order.index, reverse=True)]
 
 
 def _target(level: str, mine: Target) -> tuple[Target, tuple[str, ...]]:

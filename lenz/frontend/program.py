@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -150,26 +151,21 @@ class FxProgram:
         ops = [str(n.target) for n in self.nodes if isinstance(n.target, torch._ops.OpOverload)]
         return dict(Counter(op for op in ops if not op.startswith("aten.sym_")))
 
-    def interpret(self, args: list[Any]) -> Sequence[Any]:
-        """Run the graph op by op in eager.  Clears `args`, and frees each value after its last use.
-
-        Slow, but an error carries the node. `eager` is the fast form.
-        """
-        # Interpreter.run would keep every input alive in its argument tuple.
-        return tuple(torch.fx.Interpreter(self.gm).boxed_run(args))
-
     def eager(self) -> Boxed:
         """Return the graph as a Python function of one list, which it empties.
 
         This is the fallback for a graph that lenz cannot compile.
         """
-        return boxed_eager(self.gm, self.gm.graph)
+        return boxed_eager(self.gm)
 
 
-def boxed_eager(gm: GraphModule, graph: Graph) -> Boxed:
-    """Return a graph, with attributes in `gm`, as a function of one list, which it empties."""
+def boxed_eager(gm: GraphModule, graph: Graph | None = None) -> Boxed:
+    """Return `gm`, or another graph with its attributes, as a function of one list.
+
+    The function empties the list.
+    """
     own = Graph()
-    own.output(own.graph_copy(graph, {}))
+    own.output(own.graph_copy(graph or gm.graph, {}))
     own.set_codegen(_BoxedCodeGen())
     run: Boxed = GraphModule(gm, own).forward
     return run
@@ -180,18 +176,13 @@ def boxed(run: Boxed) -> Boxed:
 
     AOTAutograd asks for the mark; a callable that takes no attributes is wrapped.
     """
-    if getattr(run, "_boxed_call", False):
-        return run
-    try:
-        run._boxed_call = True  # type: ignore[attr-defined]  # torch's own protocol
-        return run
-    except AttributeError:
-
-        def call(args: list[Any]) -> Sequence[Any]:
-            return run(args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]  # torch's own protocol
-        return call
+    if not getattr(run, "_boxed_call", False):
+        try:
+            run._boxed_call = True  # type: ignore[attr-defined]  # torch's own protocol
+        except AttributeError:  # a method
+            run = partial(run)
+            run._boxed_call = True  # type: ignore[attr-defined]  # likewise
+    return run
 
 
 # Its result may have an attribute `strides`: for each result its actual strides, or None.

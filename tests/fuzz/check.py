@@ -191,7 +191,7 @@ def as_told(p: FxProgram) -> Boxed:
 
     def call(args: list[Any]) -> Sequence[Any]:
         with honest():
-            return p.interpret(args)
+            return tuple(torch.fx.Interpreter(p.gm).boxed_run(args))
 
     return call
 
@@ -236,7 +236,7 @@ def wanted(p: FxProgram, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """What the graph gives op by op, with the layouts that it was told, and the arguments then."""
     inputs = apart(args)
     with honest():
-        given = p.interpret(list(inputs))
+        given = tuple(torch.fx.Interpreter(p.gm).boxed_run(list(inputs)))
     found = [t.clone() if isinstance(t, torch.Tensor) else t for t in given]
     return found, inputs
 
