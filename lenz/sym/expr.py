@@ -13,7 +13,7 @@ keys are replaced by a digest, so that sorting deep expressions stays fast.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -250,6 +250,14 @@ def children(e: Sym) -> tuple[Sym, ...]:
     if type(e) is Min or type(e) is Max:
         return e.args
     return ()
+
+
+def parts_of(*syms: Sym) -> Iterator[Sym]:
+    """The expressions and all that they are made of, outer before inner."""
+    todo = list(syms)
+    for e in todo:
+        yield e
+        todo.extend(children(e))
 
 
 def linear(e: Sym) -> tuple[int, Terms]:

@@ -12,7 +12,7 @@ from lenz.errors import InternalError
 from lenz.ir.dtype import I32, I64, DType
 from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var
-from lenz.sym.expr import children
+from lenz.sym.expr import children, parts_of
 from lenz.sym.prove import is_within
 
 _LIMIT = 1 << 31
@@ -20,21 +20,17 @@ _LIMIT = 1 << 31
 
 def fits(parts: Iterable[Sym]) -> bool:
     """True if 32 bits hold every part of every index."""
-    seen: set[Sym] = set()
 
     def holds(s: Sym) -> bool:
-        if s in seen:
-            return True
-        seen.add(s)
-        if not is_within(s, _LIMIT) or not all(map(holds, children(s))):
+        if not is_within(s, _LIMIT):
             return False
-        if isinstance(s, (FloorDiv, Mod)) and not _is_plain(s):
-            # The text that rounds down adds a divisor to a remainder and subtracts the result.
-            n, d = [max(abs(x.lo or 0), abs(x.hi or 0)) for x in (s.num, s.den)]
-            return d + max(n, d) < _LIMIT
-        return True
+        if not isinstance(s, (FloorDiv, Mod)) or _is_plain(s):
+            return True
+        # The text that rounds down adds a divisor to a remainder and subtracts the result.
+        n, d = [max(abs(x.lo or 0), abs(x.hi or 0)) for x in (s.num, s.den)]
+        return d + max(n, d) < _LIMIT
 
-    return all(holds(s) for s in parts)
+    return all(map(holds, dict.fromkeys(parts_of(*dict.fromkeys(parts)))))
 
 
 class Indices:
