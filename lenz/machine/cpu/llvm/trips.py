@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from lenz.ir.kernel import For, If
 from lenz.machine.cpu.llvm.function import Function
@@ -17,18 +17,17 @@ def repeat(
     scopes: Scopes, start: str, stop: str, step: int, cells: list[Cell], once: Callable[[str], None]
 ) -> None:
     """Run a body for start, start + step, ... below stop; a single step needs no loop."""
-    if start[0] != "%" and stop[0] != "%":
-        if int(start) >= int(stop):
-            return
-        if int(start) + step >= int(stop):
-            with scopes.block():
-                once(start)
-            return
-        with scopes.loop(start, stop, step, cells) as counter:
-            once(counter)
+    some: AbstractContextManager[None] = nullcontext()
+    if start[0] == "%" or stop[0] == "%":
+        some = scopes.when(scopes.fn.let(scopes.fn.level, f"icmp slt i64 {start}, {stop}"), cells)
+    elif int(start) >= int(stop):
         return
-    cond, guard = scopes.fn.let(scopes.fn.level, f"icmp slt i64 {start}, {stop}"), scopes.guard
-    with scopes.when(cond, cells):
+    elif int(start) + step >= int(stop):
+        with scopes.block():
+            once(start)
+        return
+    guard = scopes.guard
+    with some:
         scopes.guard = guard  # the caller guarantees an iteration
         with scopes.loop(start, stop, step, cells) as counter:
             once(counter)
