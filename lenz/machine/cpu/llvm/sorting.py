@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from lenz.ir.kernel import Sort
-from lenz.machine.cpu.llvm.function import Module
+from lenz.machine.cpu.llvm.function import Function, Module
 from lenz.machine.cpu.llvm.types import shuffle, suffix, vector
 from lenz.machine.cpu.llvm.writer import Writer
 
@@ -56,8 +56,7 @@ def sorter(module: Module, bits: int, size: int) -> str:
         text = _Text(module, bits, block)
         write(text)
         head = f"define internal void @{part}(ptr %row{sizes}) noinline #0 {{"
-        lines = [head, "entry:", *text.lines, "  ret void", "}"]
-        module.functions[part] = "\n".join(lines)
+        module.functions[part] = f"{head}\n{text.fn.text()}\n  ret void\n}}"
     return f"@{name}"
 
 
@@ -65,9 +64,8 @@ class _Text:
     """The text of one function. Vectors have `lanes` keys; registers hold `block` keys at once."""
 
     def __init__(self, module: Module, bits: int, block: int) -> None:
-        self.lines: list[str] = []
-        self.count = 0
-        self.label = "entry"
+        self.fn = Function(module)
+        self.lines = self.fn.scopes[0].lines
         self.bits, self.block, self.key = bits, block, f"i{bits}"
         self.lanes = min(block, max(2, module.target.lanes * 32 // bits))
         self.type = vector(self.key, self.lanes)
@@ -77,9 +75,7 @@ class _Text:
 
     def let(self, text: str) -> str:
         """Append an instruction; returns the name of its result."""
-        self.count += 1
-        self.lines.append(f"  %t{self.count} = {text}")
-        return f"%t{self.count}"
+        return self.fn.let(0, text)
 
     def place(self, at: str, k: int = 0) -> str:
         """The address of vector k after an offset."""
@@ -102,17 +98,17 @@ class _Text:
 
     def loop(self, start: str, more: str, following: str, once: Callable[[str], None]) -> None:
         """once(c) for c = start and its successors, while `more` holds."""
-        self.count += 1
-        n, first, place = self.count, self.label, len(self.lines) + 2
-        c, self.label = f"%c{n}", f"body.{n}"
+        n, scope, place = self.fn.label(), self.fn.scopes[0], len(self.lines) + 2
+        c, first = f"%c{n}", scope.label
         self.lines += [f"  br label %head.{n}", f"head.{n}:", ""]
         holds = self.let(f"icmp {more.format(c)}")
-        self.lines += [f"  br i1 {holds}, label %body.{n}, label %end.{n}", f"body.{n}:"]
+        self.lines.append(f"  br i1 {holds}, label %body.{n}, label %end.{n}")
+        self.fn.block(0, f"body.{n}")
         once(c)
         then = self.let(following.format(c))
-        self.lines[place] = f"  {c} = phi i64 [ {start}, %{first} ], [ {then}, %{self.label} ]"
-        self.lines += [f"  br label %head.{n}", f"end.{n}:"]
-        self.label = f"end.{n}"
+        self.lines[place] = f"  {c} = phi i64 [ {start}, %{first} ], [ {then}, %{scope.label} ]"
+        self.lines.append(f"  br label %head.{n}")
+        self.fn.block(0, f"end.{n}")
 
     def shuffled(self, x: str, order: Sequence[int], y: str = "poison") -> str:
         """Lanes of two vectors, in the given order."""
