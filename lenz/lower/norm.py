@@ -305,16 +305,11 @@ def batch_norm_with_update_functional(b: GraphBuilder, *args: Any) -> tuple[Valu
     return (*three, reserve, *op.updated(b, stats, 4))
 
 
-@lowering("_native_batch_norm_legit_no_training")
-def batch_norm_no_training(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
-    """Batch normalisation by the running statistics."""
-    return BatchNorm(*args).evaluate(b)
-
-
-@lowering("_native_batch_norm_legit.no_stats")
-def batch_norm_no_stats(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
-    """Batch normalisation without running statistics: always by those of the batch."""
-    return _given((*args[:3], None, None, *args[3:]))[0].train(b)[:3]
+# By the running statistics; without them, always by those of the batch.
+lowering("_native_batch_norm_legit_no_training")(lambda b, *args: BatchNorm(*args).evaluate(b))
+lowering("_native_batch_norm_legit.no_stats")(
+    lambda b, *args: _given((*args[:3], None, None, *args[3:]))[0].train(b)[:3]
+)
 
 
 @lowering("native_batch_norm")
