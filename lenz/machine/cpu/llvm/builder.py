@@ -13,7 +13,7 @@ from lenz.machine.cpu.llvm.types import suffix, value_type
 from lenz.ops.emission import MUL_HIGH_NAME, MUL_LOW_NAME, SCALEF
 
 # Intrinsics with a special form.
-OWN = {
+OWN: dict[str, Callable[..., Names]] = {
     "llvm.copysign": library.copysign,
     "llvm.ldexp": library.ldexp,
     SCALEF: library.scalef,
