@@ -38,32 +38,26 @@ def graph_report(
     program: Any, g: Graph, s: Schedule, p: Plan, steps: Sequence[KernelReport | ExternReport]
 ) -> GraphReport:
     """Describe a graph of a `frontend.FxProgram` by what became of it; `steps` are its launches."""
-    return GraphReport(
-        name=program.name,
-        kind=program.kind,
+    return _about(
+        program,
         kernels=tuple(x for x in steps if isinstance(x, KernelReport)),
         externs=tuple(x for x in steps if isinstance(x, ExternReport)),
         allocs=report.allocs_report(p, g.env),
         rejected=s.rejected,
         ir=show(g, origins=True),
-        guards=program.guards,
-        ended_by=program.ended_by,
         facts=tuple(text for name, f in program.facts.items() for text in f.told(name)),
-        calls=program.calls,
         timeline=timeline(p, s, g.env),
     )
 
 
 def refused_report(program: Any, why: str, calls: Sequence[tuple[Node, str]]) -> GraphReport:
     """Describe a graph that runs in eager, by its calls with the user's lines."""
-    return GraphReport(
-        name=program.name,
-        kind=program.kind,
-        externs=tuple(
-            ExternReport(str(n.target), why, (n.name,), (), (n.name, line)) for n, line in calls
-        ),
-        skips=(why,),
-        guards=program.guards,
-        ended_by=program.ended_by,
-        calls=program.calls,
-    )
+    named = [(str(n.target), n.name, line) for n, line in calls]
+    externs = tuple(ExternReport(op, why, (n,), (), (n, line)) for op, n, line in named)
+    return _about(program, externs=externs, skips=(why,))
+
+
+def _about(program: Any, **more: Any) -> GraphReport:
+    """A report with what a program itself tells."""
+    own = ("name", "kind", "guards", "ended_by", "calls")
+    return GraphReport(**{name: getattr(program, name) for name in own}, **more)
