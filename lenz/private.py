@@ -24,12 +24,7 @@ class Folder(NamedTuple):
 
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 # Opening a pipe would wait for its other end; a terminal would become the controlling one.
-_FLAGS = (
-    getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_NOCTTY", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+_FLAGS = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 
 
 @contextmanager
