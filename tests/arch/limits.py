@@ -12,20 +12,20 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_697,
+    ".": 2_681,
     "artifact": 750,
     "commands": 854,
-    "debug": 1_584,
-    "first_calls": 331,
+    "debug": 1_568,
+    "first_calls": 318,
     "frontend": 4_137,
     "ir": 4_118,
     "lower": 5_575,
     "machine": 5_846,
     "ops": 2_048,
     "opt": 1_572,
-    "page": 461,
+    "page": 455,
     "plan": 2_235,
-    "runtime": 831,
+    "runtime": 815,
     "schedule": 1_694,
     "sym": 1_109,
 }
