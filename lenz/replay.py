@@ -310,8 +310,9 @@ class Replayed:
         values = {**given.functions, **given.constants, **kept, **records}
         own = {**given.objects, **{name: c.fresh for name, c in run.captured.items()}}
         ways: tuple[ir.Boxed, Any] = self.decide, lambda args: None
-        found = [fast_call(g.plan, values, own, w, given.store) for w in ways]
-        if found[0] is None or found[1] is None:
+        made = (fast_call(g.plan, values, own, w, given.store) for w in ways)
+        found = [pair for pair in made if pair is not None]
+        if len(found) < len(ways):
             return None
         (call, sizes), (tried, _) = found
         for record in records.values():
