@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_681,
-    "artifact": 750,
+    ".": 2_682,
+    "artifact": 778,
     "commands": 854,
     "debug": 1_568,
     "first_calls": 318,
-    "frontend": 4_137,
-    "ir": 4_118,
+    "frontend": 4_176,
+    "ir": 4_115,
     "lower": 5_575,
     "machine": 5_846,
-    "ops": 2_048,
-    "opt": 1_572,
+    "ops": 2_043,
+    "opt": 1_605,
     "page": 455,
-    "plan": 2_235,
+    "plan": 2_167,
     "runtime": 815,
-    "schedule": 1_694,
+    "schedule": 1_725,
     "sym": 1_109,
 }
-TOTAL_CODE_LINES = 35_899
+TOTAL_CODE_LINES = 35_831
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
