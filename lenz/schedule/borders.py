@@ -28,7 +28,7 @@ from lenz.ops.fold import apply, value_of
 from lenz.schedule.cut import all_moved
 from lenz.schedule.stages import Statement
 from lenz.sym import ZERO, Int, Sym, SymEnv, Var, affine_in, maximum, prove_le
-from lenz.sym.expr import parts_of
+from lenz.sym.expr import subterms
 
 WHOLE = 32  # smallest span that gets its own loop, in elements: two vectors of f32
 MOST, NODES = 6, 400  # limits on spans, and on nodes in all copies of the body, for compile time
@@ -90,7 +90,7 @@ def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
             a, b = (x.attrs[0] for x in e.args)
             up = {LE: (b - a,), LT: (b - a - 1,), GE: (a - b,), GT: (a - b - 1,)}
             yield from up.get(e.op, (a - b, b - a))
-    for s in parts_of(*[s.offset for s in stores], *[s for e in nodes for s in syms_of(e)]):
+    for s in subterms(*[s.offset for s in stores], *[s for e in nodes for s in syms_of(e)]):
         if isinstance(s, (sym.Min, sym.Max)):
             yield from (a - b for a, b in combinations(sym.children(s), 2))
         elif isinstance(s, (sym.FloorDiv, sym.Mod)):

@@ -252,7 +252,7 @@ def children(e: Sym) -> tuple[Sym, ...]:
     return ()
 
 
-def parts_of(*syms: Sym) -> Iterator[Sym]:
+def subterms(*syms: Sym) -> Iterator[Sym]:
     """The expressions and all that they are made of, outer before inner."""
     todo = list(syms)
     for e in todo:

@@ -14,7 +14,7 @@ from lenz.ir.tensor import axis
 from lenz.schedule.borders import WHOLE
 from lenz.schedule.cut import all_moved, over_parts
 from lenz.sym import ONE, ZERO, FloorDiv, Mod, Sym, SymEnv, Var, affine_in, maximum, minimum
-from lenz.sym.expr import parts_of
+from lenz.sym.expr import subterms
 
 # Elements of the shortest period: a vector of f32 in AVX-512. Rows of 2048 that repeat 4, 8, 16, 24
 # numbers take 0.23, 0.09, 0.16, 0.07 ns per element; with a remainder 0.4 to 0.5, and 2.1 by a
@@ -55,7 +55,7 @@ def _wrap(s: For, env: SymEnv) -> tuple[Sym, Sym] | None:
     """(c, n) of an index (v + c) % n or (v + c) // n in a loop over v, if its periods are long."""
     v, most = s.axis.var, s.axis.extent.hi
     places = [x.offset for x in s.body if isinstance(x, Store)] + all_syms(*exprs_of(s.body))
-    for e in parts_of(*places) if most is None or most >= WHOLE else ():
+    for e in subterms(*places) if most is None or most >= WHOLE else ():
         if isinstance(e, (FloorDiv, Mod)) and (parts := affine_in(e.num, v)):
             known = v not in e.den.free_vars and not any(map(is_bound_var, e.free_vars))
             if parts[0] is ONE and known and (e.den.lo or 0) > 0 and env.hint(e.den) >= PERIOD:

@@ -19,7 +19,7 @@ from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import vector
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, affine_in
-from lenz.sym.expr import parts_of
+from lenz.sym.expr import subterms
 from lenz.sym.prove import is_within
 
 Bound = Mapping[Var, Value]
@@ -230,4 +230,4 @@ def _vector_by_double(b: Builder, is_div: bool, dtype: DType, x: Names, y: Names
 def index_type(s: Sym, bound: Bound = _NONE) -> DType:
     """i32 if every part of s provably fits, else i64. Gathers with i32 offsets are faster."""
     computed = any(v in bound for v in s.free_vars)
-    return I64 if computed or not all(is_within(e, _I32_END) for e in parts_of(s)) else I32
+    return I64 if computed or not all(is_within(e, _I32_END) for e in subterms(s)) else I32

@@ -12,7 +12,7 @@ from lenz.errors import InternalError
 from lenz.ir.dtype import I32, I64, DType
 from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.sym import Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var
-from lenz.sym.expr import children, parts_of
+from lenz.sym.expr import children, subterms
 from lenz.sym.prove import is_within
 
 _LIMIT = 1 << 31
@@ -30,7 +30,7 @@ def fits(parts: Iterable[Sym]) -> bool:
         n, d = [max(abs(x.lo or 0), abs(x.hi or 0)) for x in (s.num, s.den)]
         return d + max(n, d) < _LIMIT
 
-    return all(map(holds, dict.fromkeys(parts_of(*dict.fromkeys(parts)))))
+    return all(map(holds, dict.fromkeys(subterms(*dict.fromkeys(parts)))))
 
 
 class Indices:
