@@ -45,7 +45,7 @@ from benchmarks.gpu_measure import gpu_machine
 from benchmarks.measure import Row, geomean
 from lenz.context import Context
 from lenz.debug.report import Tried
-from lenz.debug.traffic import touched
+from lenz.debug.traffic import bytes_moved
 from lenz.ir.binary import Binary
 from lenz.ir.kernel import Kernel, KernelKind, Launch
 from lenz.ir.printer import show
@@ -188,10 +188,7 @@ class Point:
     @property
     def nbytes(self) -> int:
         """Bytes that the kernel reads and writes."""
-        k = self.candidates[0]
-        counts, width = touched(k, self.env), {p.name: p.dtype.bytes for p in k.params}
-        parts = (*counts.read.items(), *counts.written.items())
-        return sum(n * width[name] for name, n in parts)
+        return bytes_moved(self.candidates[0], self.env)
 
     def times(self) -> dict[Shape, float]:
         """Microseconds by shape, of those that ran."""
