@@ -99,8 +99,7 @@ class CompiledArtifact:
         for value, (k, g) in zip(values, given, strict=True):
             _check(k, value, g)
         if self._writes:
-            spans = [*self._spans, *map(_span, values)]
-            _check_apart(spans, self._writes, [k for k, _ in given])
+            _check_apart([*self._spans, *map(_span, values)], self._writes, [k for k, _ in given])
         held = [*self._weights, *values]
         sizes = [v.shape if isinstance(v, Tensor) else v for v in values]
         if sizes != self._fitting:
@@ -164,12 +163,15 @@ def _check_apart(spans: Sequence[tuple[int, int]], writes: Set[int], places: Seq
     `spans` has the weights, then the arguments, whose numbers are `places`.
     """
     weights = len(spans) - len(places)
-    for j in writes:
-        for k in range(0 if j >= weights else weights, len(spans)):
-            if j != k and max(spans[j][0], spans[k][0]) < min(spans[j][1], spans[k][1]):
-                names = [f"argument {places[i - weights]}" for i in (j, k) if i >= weights]
+    last: dict[tuple[bool, bool], int] = {}  # of those before, by kind: what ends last
+    for k in sorted(range(len(spans)), key=spans.__getitem__):
+        kind = k in writes, k < weights
+        for (written, is_weight), j in last.items():
+            if (written or kind[0]) and not (is_weight and kind[1]) and spans[k][0] < spans[j][1]:
+                names = [f"argument {places[i - weights]}" for i in sorted((j, k)) if i >= weights]
                 told = f"{' and '.join([*names, 'a weight'][:2])} share memory"
                 raise UserError(f"{told}, and the program writes into it", hint="pass a copy")
+        last[kind] = max(last.get(kind, k), k, key=lambda i: spans[i][1])
 
 
 def _span(value: Any) -> tuple[int, int]:
@@ -230,8 +232,7 @@ def _loaded(contents: Contents) -> tuple[Boxed, Set[int]]:
     functions, alive = load_kernels(signatures(plan), code)
     store = store_in(Options.from_environment({}))
     run = load_plan(plan, functions, alive, constants, {}, _refuse, True, store)
-    inputs = enumerate(plan.inputs)
-    return run, {k for k, i in inputs if isinstance(i, Input) and i.written}
+    return run, {k for k, i in enumerate(plan.inputs) if isinstance(i, Input) and i.written}
 
 
 def _refuse(*args: Any) -> NoReturn:

@@ -89,8 +89,7 @@ class SavedRun:
     """The callable of a saved graph."""
 
     def __init__(self, contents: Contents) -> None:
-        m = contents.manifest
-        _check(m)
+        _check(m := contents.manifest)
         pieces = {name: to_bytes(t) for name, t in contents.tensors.items()}
         try:
             self._metadata, self._detach = from_json(m["metadata"]), m["detach"]

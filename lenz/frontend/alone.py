@@ -65,8 +65,8 @@ def assumed(values: Sequence[Any], called: Sequence[str], is_alone: bool) -> lis
     """The guards of a traced graph on the sizes of its arguments, and their texts.
 
     A condition is a number, a place, or a list [name of a function, *conditions]. The place [k, d]
-    is size d of argument k, and [k] the argument itself. Unless the graph
-    `is_alone`, guards on other sizes are the caller's. Raises UserError for one that no list holds.
+    is size d of argument k, and [k] the argument itself. Unless the graph `is_alone`, guards on
+    other sizes are the caller's. Raises UserError for a guard that no list holds.
     """
     places: dict[Any, tuple[Any, Any]] = {}
     env: Any = None
