@@ -33,6 +33,7 @@ LOOPS = f"""{CHEAP} hardswish_backward hardtanh_backward hardshrink_backward sof
 leaky_relu_backward log_sigmoid_backward mish_backward glu_backward binary_cross_entropy_backward
 mse_loss_backward huber_loss_backward smooth_l1_loss_backward soft_margin_loss_backward
 linalg_vector_norm amin prod std_mean"""
+FREE = (aten._to_copy.default, aten.embedding.default)
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
 
 
@@ -70,7 +71,7 @@ def split(
             as_permute(n)
         elif n.target in SOFTMAX and n not in backward:
             y = again.softmax_in_parts(joint.graph, n)
-            if y is not None and all(is_fused(u, backward, native) for u in y.users):
+            if y is not None and is_fused(y, backward, native):
                 y.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif is_free_again(n, backward, native):
             n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
@@ -89,7 +90,7 @@ def split(
         elif (limit := places_below(n)) is not None:
             shorten(joint.graph, n, limit, backward)
     dedup(joint)
-    mark(joint.graph, backward)
+    mark(joint.graph, backward, native)
     with fusing(budget):
         halves = partitioners.min_cut_rematerialization_partition(
             joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
@@ -123,7 +124,7 @@ def fusing(budget: float | None) -> Iterator[None]:
         partitioners.get_default_op_list, partitioners.choose_saved_values_set = listed, chosen
 
 
-def mark(graph: Graph, backward: set[Node]) -> None:
+def mark(graph: Graph, backward: set[Node], native: frozenset[str]) -> None:
     """Mark the values that must be saved, and those that must not be."""
     for n in graph.nodes:
         if is_random(n.target) and n.meta.get("recompute") in AGAIN:
@@ -135,6 +136,8 @@ def mark(graph: Graph, backward: set[Node]) -> None:
         elif has(n.target, "compare"):
             for x in compared_with_own(n) - backward:  # any order: all get one mark
                 x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        elif is_product_of_read(n, backward) and is_fused(n, backward, native):
+            n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
 def compared_with_own(n: Node) -> set[Node]:
@@ -189,16 +192,12 @@ def behind_tangents(graph: Graph) -> set[Node]:
 
 
 def is_fused(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
-    """Say whether a reader needs no value from memory in backward: it is in forward, or fuses.
+    """Say whether no reader needs a value from memory in backward: all are in forward, or fuse.
 
     Results of the graph and arguments of library calls must be in memory.
     """
-    if n.op == "output":
-        return False
-    if has(n.target, "view"):
-        return all(is_fused(u, backward, native) for u in n.users)
-    name = str(n.target)
-    return n not in backward or name in native or name.rpartition(".")[0] in native
+    names = (str(u.target) for u in again.readers_of(n) if u in backward)
+    return all(name in native or name.rpartition(".")[0] in native for name in names)
 
 
 def is_free_again(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
@@ -207,15 +206,22 @@ def is_free_again(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
     It is a conversion to a larger type, as of a norm's argument under autocast, or rows that are
     looked up in a table among the arguments.
     """
-    if n.target not in (aten._to_copy.default, aten.embedding.default):
-        return False
-    if n in backward or "recompute" in n.meta:  # a checkpoint has a policy of its own
-        return False
+    if n.target not in FREE or n in backward or "recompute" in n.meta:
+        return False  # a checkpoint has a policy of its own
     source = n.all_input_nodes[0]
     x, y, is_table = source.meta["val"], n.meta["val"], n.target is aten.embedding.default
     is_free = source.op == "placeholder" if is_table else x.itemsize < y.itemsize
-    found = again.readers_of(n) if is_free and x.device == y.device else {}
-    return not backward.isdisjoint(found) and all(is_fused(u, backward, native) for u in found)
+    is_read = is_free and x.device == y.device and not backward.isdisjoint(again.readers_of(n))
+    return is_read and is_fused(n, backward, native)
+
+
+def is_product_of_read(n: Node, backward: set[Node]) -> bool:
+    """Say whether a value is a product whose factors backward reads, as their gradients do.
+
+    torch's partitioner saves it too where another reader of a factor comes first: behind a gate.
+    """
+    is_made = n.target is aten.mul.Tensor and n not in backward and "recompute" not in n.meta
+    return is_made and not any(backward.isdisjoint(again.readers_of(x)) for x in n.all_input_nodes)
 
 
 def as_permute(n: Node) -> None:

@@ -301,6 +301,19 @@ def test_an_activation_before_its_gate_is_computed_again() -> None:
     assert [s for *_, s in saved].count((8, 64, 32, 32)) == 2, saved
 
 
+def test_a_gated_sum_keeps_no_product() -> None:
+    """The gradients of the gate and of what it multiplies read both factors."""
+
+    def f(x: Tensor, w: Tensor, gate: Tensor, gain: Tensor, v: Tensor) -> Tensor:
+        y = F.conv2d(x, w)
+        y = y * F.conv2d(y.mean((2, 3), keepdim=True), gate).sigmoid()
+        return F.conv2d(F.gelu(2 * y * gain + x), v).sum()
+
+    sizes = (8, 64, 32, 32), (64, 64, 1, 1), (64, 64, 1, 1), (), (8, 64, 1, 1)
+    saved = [op for op, _, s in kept_of(f, *sizes) if s == sizes[0] and op != "clone.default"]
+    assert sorted(saved) == ["convolution.default", "gelu.default"], saved
+
+
 def test_masks_are_kept_in_bytes_and_inputs_of_means_not_at_all() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         h = F.relu(F.conv2d(x, w))
