@@ -124,8 +124,6 @@ def by_mask(graph: Graph, n: Node) -> None:
     """
     g, x, *limits = n.args
     value = x.meta["val"]  # type: ignore[union-attr]  # a tensor
-    if not are_same(g.meta["val"].stride(), value.stride()):  # type: ignore[union-attr]  # a tensor
-        return
     call = inserter(graph, n)
     with graph.inserting_before(n), unguarded(n.meta["val"].fake_mode):
         if n.target is aten.leaky_relu_backward.default:
@@ -139,5 +137,6 @@ def by_mask(graph: Graph, n: Node) -> None:
             else:  # NaN gives 0
                 kept = [call(aten.gt.Scalar, x, limits[0]), call(aten.lt.Scalar, x, limits[1])]
                 made = call(aten.where.ScalarOther, call(aten.bitwise_and.Tensor, *kept), g, 0)
-    n.replace_all_uses_with(made)
-    graph.erase_node(n)
+    if are_same(made.meta["val"].stride(), n.meta["val"].stride()):
+        n.replace_all_uses_with(made)
+        graph.erase_node(n)

@@ -314,6 +314,16 @@ def test_a_gated_sum_keeps_no_product() -> None:
     assert sorted(saved) == ["convolution.default", "gelu.default"], saved
 
 
+def test_a_bend_keeps_a_mask_if_its_gradient_is_a_part() -> None:
+    """The gradient of a part of a join has longer strides than the part."""
+
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return F.conv2d(torch.cat([F.relu(F.conv2d(x, w) + x), x], 1), v).sum()
+
+    saved = kept_of(f, (8, 16, 32, 32), (16, 16, 1, 1), (8, 32, 1, 1))
+    assert ("le.Scalar", torch.bool, (8, 16, 32, 32)) in saved, saved
+
+
 def test_masks_are_kept_in_bytes_and_inputs_of_means_not_at_all() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         h = F.relu(F.conv2d(x, w))
