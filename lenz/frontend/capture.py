@@ -27,7 +27,7 @@ from lenz.frontend.calls import called, copied, fake_of
 from lenz.frontend.composites import composites
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
-from lenz.frontend.floats import fix_floats
+from lenz.frontend.floats import fix_floats, kept_tensors
 from lenz.frontend.layout import channels_last, convolutions_of
 from lenz.frontend.levels import unbatched
 from lenz.frontend.passes import run_passes
@@ -103,7 +103,8 @@ def capture(
         return compile_part if kind != "backward" else rescued(compile_part, failed)
 
     counters["aot_autograd"]["total"] += 1
-    with functorch_config.patch({**CONFIG, **KEEPING}), uncollected(), compiling(), composites():
+    patched = functorch_config.patch({**CONFIG, **KEEPING})
+    with patched, uncollected(), compiling(), composites(), kept_tensors():
         compiled = aot_module_simplified(
             gm,
             example_inputs,

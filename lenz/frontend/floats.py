@@ -8,13 +8,16 @@ graph, specialises the float, and makes Dynamo start again: everything is traced
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.source import CallMethodItemSource
 from torch._dynamo.symbolic_convert import TensorifyState
+from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
@@ -39,10 +42,10 @@ def fix_floats(gm: GraphModule) -> None:
     nothing if the graph leaves the fate of any float open: a second restart would cost more than
     this one saves.
     """
-    names: list[str] = []
+    names, kept = list[str](), tensor_symbols()
     for node in gm.graph.nodes:
         name = float_symbol(node)
-        if not name or TensorifyState.should_specialize(name):
+        if not name or name in kept or TensorifyState.should_specialize(name):
             continue
         if all(calls(u, FIXING) for u in node.users):
             names.append(name)
@@ -54,6 +57,31 @@ def fix_floats(gm: GraphModule) -> None:
         for name in names:
             TensorifyState.specialize(name)
         raise TensorifyScalarRestartAnalysis
+
+
+@contextmanager
+def kept_tensors() -> Iterator[None]:
+    """Keep AOTAutograd from specialising `tensor_symbols`, for which it would restart Dynamo.
+
+    Dynamo would then drop writes into these tensors: docs/upstream/torch_lost_writes.py.
+    """
+    names = tensor_symbols() - TensorifyState.force_specializations
+    TensorifyState.force_specializations |= names
+    try:
+        yield
+    finally:  # before Dynamo may start again for another float
+        TensorifyState.force_specializations -= names
+
+
+def tensor_symbols() -> set[str]:
+    """Return the float symbols of 0-d float64 arguments on CPUs: torch makes one for each.
+
+    Those of the program's own floats have another source.
+    """
+    mode = detect_fake_mode()
+    env = mode.shape_env if mode is not None else None
+    sources = env.var_to_sources.items() if env is not None else ()
+    return {str(v) for v, of in sources if any(isinstance(s, CallMethodItemSource) for s in of)}
 
 
 def captured(gm: GraphModule, n: Node) -> list[str]:

@@ -404,6 +404,24 @@ def test_layer_norm_with_dynamic_shapes_is_captured_once(monkeypatch: pytest.Mon
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_writes_into_numbers_in_double_precision_are_kept(dynamic: bool) -> None:
+    """docs/upstream/torch_lost_writes.py; an epsilon makes Dynamo begin again in any case."""
+
+    def f(p: Tensor, q: Tensor, x: Tensor, eps: float) -> Tensor:
+        p.mul_(eps).add_(q)
+        torch.add(p, 1, out=q)
+        return F.layer_norm(x, (4,), eps=eps)
+
+    args = [torch.tensor(v, dtype=torch.float64) for v in (1.5, 2.0)]
+    ours, backend = [a.clone() for a in args], Recorder()
+    c = torch.compile(f, backend=backend, dynamic=dynamic)
+    for _ in range(2):
+        torch.testing.assert_close(c(*ours, torch.ones(4), 0.5), f(*args, torch.ones(4), 0.5))
+        torch.testing.assert_close(ours, args)
+    assert len(backend.programs) == 1, "values of tensors are no reason to compile again"
+
+
 def test_float_argument_stays_symbolic_where_it_can() -> None:
     backend = Recorder()
     c = torch.compile(lambda x, a: x * a, backend=backend, dynamic=True)
