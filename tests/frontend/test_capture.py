@@ -413,12 +413,12 @@ def test_writes_into_numbers_in_double_precision_are_kept(dynamic: bool) -> None
         torch.add(p, 1, out=q)
         return F.layer_norm(x, (4,), eps=eps)
 
-    args = [torch.tensor(v, dtype=torch.float64) for v in (1.5, 2.0)]
-    ours, backend = [a.clone() for a in args], Recorder()
+    p, q = (torch.tensor(v, dtype=torch.float64) for v in (1.5, 2.0))
+    ours, backend, x = [p.clone(), q.clone()], Recorder(), torch.ones(4)
     c = torch.compile(f, backend=backend, dynamic=dynamic)
     for _ in range(2):
-        torch.testing.assert_close(c(*ours, torch.ones(4), 0.5), f(*args, torch.ones(4), 0.5))
-        torch.testing.assert_close(ours, args)
+        torch.testing.assert_close(c(*ours, x, 0.5), f(p, q, x, 0.5))
+        torch.testing.assert_close(ours, [p, q])
     assert len(backend.programs) == 1, "values of tensors are no reason to compile again"
 
 
