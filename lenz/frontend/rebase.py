@@ -48,7 +48,9 @@ def rebase(graph: Graph, metadata: ViewAndMutationMeta | None) -> None:
 def told_of(graph: Graph, metadata: ViewAndMutationMeta | None) -> dict[int, OutputAliasInfo]:
     """Return what AOTAutograd says of the user's results, by position."""
     told: Any = graph.output_node().meta.get("desc") if metadata is not None else None
-    places = {i: d.idx for i, d in enumerate(told or ()) if type(d).__name__ == "PlainAOTOutput"}
+    # Effect tokens come first; where they are made inside the graph, it only has their notes.
+    told = told[len(told) - len(returned_of(graph)) :] if told else ()
+    places = {i: d.idx for i, d in enumerate(told) if type(d).__name__ == "PlainAOTOutput"}
     return {i: cast(Any, metadata).output_info[k] for i, k in places.items()}
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.e2e.sides import agree
+
 
 def sliced(x: Tensor) -> Tensor:
     x.add_(1)
@@ -75,3 +77,23 @@ def test_memory_around_a_written_view(view: str) -> None:
     ours, theirs = torch.arange(8.0).view(4, 2), torch.arange(8.0).view(4, 2)
     got = torch.compile(f, backend="lenz", options={"on_error": "eager"})(ours[rows, columns])
     assert torch.equal(got, f(theirs[rows, columns])) and torch.equal(ours, theirs)
+
+
+def test_a_written_argument_beside_a_check_of_a_matrix() -> None:
+    """The check is an effect, whose token AOTAutograd's notes on the results count as one."""
+
+    def f(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        x.add_(1)
+        return torch.linalg.inv(a), x.t()
+
+    def g(a: Tensor, x: Tensor) -> Tensor:
+        return torch.linalg.inv(a, out=x)
+
+    def make() -> list[Tensor]:
+        return [torch.randn(3, 3).mT, torch.randn(3, 6)[:, ::2]]
+
+    agree(f, make, fullgraph=True)
+    agree(g, lambda: [make()[0], torch.zeros(3, 3)], fullgraph=True)
+    run = torch.compile(f, backend="lenz")
+    a, x = make()
+    assert run(a, x)[1].data_ptr() == x.data_ptr(), "the view has memory of its own"
