@@ -417,7 +417,7 @@ def test_writes_into_numbers_in_double_precision_are_kept(dynamic: bool) -> None
     ours, backend, x = [p.clone(), q.clone()], Recorder(), torch.ones(4)
     c = torch.compile(f, backend=backend, dynamic=dynamic)
     for _ in range(2):
-        torch.testing.assert_close(c(*ours, x, 0.5), f(p, q, x, 0.5))
+        torch.testing.assert_close(c(ours[0], ours[1], x, 0.5), f(p, q, x, 0.5))
         torch.testing.assert_close(ours, [p, q])
     assert len(backend.programs) == 1, "values of tensors are no reason to compile again"
 
