@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from lenz import ops
 from lenz.context import Context
+from lenz.ir.axes import by_stride, merged, taken_apart
 from lenz.ir.dtype import F32, F64, I64
 from lenz.ir.expr import Expr, finished, index, load, loads_of, masked, nodes_of, ref, reindex
 from lenz.ir.graph import Graph, Node, ReduceKind, Reduction, acc_dtype, buffers_of
@@ -58,6 +59,7 @@ def split_reduce(g: Graph, cx: Context) -> Graph:
         whole, n = n, n if runs_programs(n.out.type.device) else _long_rows(n, layouts)
         chunks = chunk_count(n, layouts, g.env)
         if chunks > 1 and cx.allow("split_reduce", n.out.name):
+            n = n if runs_programs(n.out.type.device) else _in_memory_order(n, layouts)
             beside = _beside_rows(n) if (_count(n.raxes), _count(n.axes)) in rows else None
             return _split(whole, n, beside or _cut(n, chunks, g.env))
         return whole
@@ -187,6 +189,25 @@ def _long_rows(n: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
     return replace(n, axes=(*n.axes[:d], q, *n.axes[d:]), raxes=(*n.raxes[:-1], few), body=body)
 
 
+def _in_memory_order(n: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
+    """The reduction over axes that walk through memory, as few as possible: the first is cut.
+
+    Sums of a transposed 4096 x 64 f32 that is cut into parts of 2 columns take 0.34 ms, of 64 rows
+    0.02.
+    """
+    positions = [e.attrs[0] for e in nodes_of(n.body) if e.op is INDEX]
+    loads = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
+    raxes = n.raxes
+    if n.kind not in ("argmax", "argmin"):  # they give a position in the order of the axes
+        if found := taken_apart(raxes, [*loads, *positions]):
+            whole, parts, at = found
+            raxes = tuple(x for a in raxes for x in (parts if a is whole else (a,)))
+            return _in_memory_order(replace(n, raxes=raxes, body=reindex(n.body, at)), layouts)
+        raxes = by_stride(raxes, loads)
+    raxes, at = merged(raxes, "r", [*loads, *positions])
+    return replace(n, raxes=raxes, body=reindex(n.body, at))
+
+
 def _split(whole: Reduction, n: Reduction, x: _Cut) -> tuple[Reduction, ...]:
     """Reductions of the parts of `n`, and of their results to those of `whole`."""
     if all(a.extent is ONE for a in x.parts):
@@ -242,31 +263,16 @@ def in_f64(n: Reduction) -> Reduction:
 
 
 def _cut(n: Reduction, chunks: int, env: SymEnv) -> _Cut:
-    """Parts of the axes on GPUs; on CPUs of the outermost if it is long, else of all as one row."""
-    outer, raxes, can = n.raxes[0], n.raxes, capabilities_of(n.out.type.device)
-    if can.units:
-        return _cut_axes(raxes, chunks, env, can)
-    whole = len(raxes) == 1 or (isinstance(outer.extent, Int) and outer.extent.value >= chunks)
-    length = outer.extent if whole else product(a.extent for a in raxes)
-    chunk = ceildiv(length, Int(chunks))
-    c, r = axis("c", Int(chunks)), axis("rc", chunk)
-    position = c.var * chunk + r.var
-    if whole:
-        return _Cut((c,), (r, *raxes[1:]), {outer.var: position}, position, length)
-    return _Cut((c,), (r,), digits(raxes, position), position, length)
-
-
-def _cut_axes(raxes: Axes, chunks: int, env: SymEnv, can: Capabilities) -> _Cut:
     """Number the parts by outer axes and by blocks of the next one: no index needs a division."""
-    k = 0
+    raxes, k, can = n.raxes, 0, capabilities_of(n.out.type.device)
     while k + 1 < len(raxes) and env.hint(raxes[k].extent) < chunks:
         chunks = -(-chunks // max(env.hint(raxes[k].extent), 1))
         k += 1
     outer = raxes[k]
     chunk = ceildiv(outer.extent, Int(chunks))
-    if isinstance(chunk, Int) and isinstance(outer.extent, Int):
-        n, least = outer.extent.value, chunk.value
-        even = [m for m in range(least, 2 * least) if n % m == 0]
+    if can.units and isinstance(chunk, Int) and isinstance(outer.extent, Int):
+        count, least = outer.extent.value, chunk.value
+        even = [m for m in range(least, 2 * least) if count % m == 0]
         if product(a.extent for a in raxes[k + 1 :]) is ONE:
             # Parts without a remainder share loops with the producers and readers of the same
             # elements.
@@ -276,8 +282,9 @@ def _cut_axes(raxes: Axes, chunks: int, env: SymEnv, can: Capabilities) -> _Cut:
         elif even:
             chunk = Int(even[0])
     # With an unknown size the last parts may be empty, but the index of a part stays bounded.
-    count = ceildiv(outer.extent, chunk) if isinstance(outer.extent, Int) else Int(chunks)
-    c, r = axis("c", count), axis("rc", chunk)
+    known = can.units and isinstance(outer.extent, Int)
+    c = axis("c", ceildiv(outer.extent, chunk) if known else Int(chunks))
+    r = axis("rc", chunk)
     position = c.var * chunk + r.var
     parts, inside = (*raxes[:k], c), (r, *raxes[k + 1 :])
     return _Cut(parts, inside, {outer.var: position}, position, outer.extent)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from math import inf
 
 from lenz import ops
+from lenz.ir.axes import by_stride, merged, taken_apart
 from lenz.ir.expr import Expr, all_syms, finished, interpret, load, loads_of, rebuild, reindex
 from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.kernel import digits, position
@@ -21,7 +21,7 @@ from lenz.ir.tensor import Axes, Axis, Buffer, Layout, axis
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
 from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
-from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
+from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, product, substitute
 from lenz.sym.divide import divisions_of
 
 SHORT = 8  # a shorter innermost axis is not worth vectors of its own
@@ -142,32 +142,22 @@ def _in_digits(n: Nest) -> Nest:
     gathers, and 0.07. If columns fill vectors, R stays one loop: means of windows of 8 x 8 rows of
     32 take 0.27 ms so, and 0.56 with two loops.
     """
-    for a in n.axes if _has_near_columns(n) else (*n.axes, *n.raxes):
-        found = _divisions_in(n, [a.var])
-        for size in dict.fromkeys(d.den for d in found if d.num is a.var):
-            if size is a.extent or a.extent // size * size is not a.extent:
-                continue
-            high, low = axis(f"{a.name}h", a.extent // size), axis(f"{a.name}l", size)
-            at = {a.var: high.var * size + low.var}
-            parts = {a: (high, low)}
-            axes, raxes = (
-                tuple(x for y in old for x in parts.get(y, (y,))) for old in (n.axes, n.raxes)
-            )
-            new = _substituted(n, axes, raxes, at)
-            if len(_divisions_in(new, [high.var, low.var])) < len(found):
-                return _in_digits(new)
-    return n
+    axes = n.axes if _has_near_columns(n) else (*n.axes, *n.raxes)
+    found = taken_apart(axes, [n.offset, *all_syms(*n.exprs)])
+    if found is None:
+        return n
+    whole, parts, at = found
+
+    def split(old: Axes) -> Axes:
+        return tuple(x for a in old for x in (parts if a is whole else (a,)))
+
+    return _in_digits(_substituted(n, split(n.axes), split(n.raxes), at))
 
 
 def _has_near_columns(n: Nest) -> bool:
     """True if neighbours along P are at most 4 elements apart in an operand."""
     steps = [affine_in(e.attrs[1][0], a.var) for e in loads_of(n.body) for a in n.axes[-1:]]
     return any(s and isinstance(s[0], Int) and 0 < abs(s[0].value) <= 4 for s in steps)
-
-
-def _divisions_in(n: Nest, variables: Sequence[Var]) -> list[FloorDiv | Mod]:
-    syms = dict.fromkeys([n.offset, *all_syms(*n.exprs)])
-    return list(dict.fromkeys(d for s in syms for d in divisions_of(s, variables)))
 
 
 def _of_one(n: Nest) -> Nest:
@@ -178,62 +168,14 @@ def _of_one(n: Nest) -> Nest:
 
 
 def _merged(n: Nest) -> Nest:
-    axes, raxes = _by_stride(n.axes, [n.offset]), n.raxes
+    axes, raxes = by_stride(n.axes, [n.offset]), n.raxes
     if not n.finds_place and not n.updates:
-        raxes = _by_stride(raxes, [e.attrs[1][0] for e in loads_of(n.body)])
+        raxes = by_stride(raxes, [e.attrs[1][0] for e in loads_of(n.body)])
     syms = list(dict.fromkeys([n.offset, *all_syms(*n.exprs)]))
-    at: dict[Var, Sym] = {}
-    axes = _merge(axes, "p", syms, at)
+    axes, at = merged(axes, "p", syms)
     # argmax gives a position over all R axes in order, which merging row-major axes preserves.
-    raxes = _merge(raxes, "r", syms, at)
-    return _substituted(n, axes, raxes, at)
-
-
-def _by_stride(axes: Axes, syms: Sequence[Sym]) -> Axes:
-    """The axes with the longest stride first; loop order is free. Unknown strides count as long."""
-
-    def stride(a: Axis) -> float:
-        for s in syms:
-            if (parts := affine_in(s, a.var)) is None:
-                return -1
-            if parts[0] is not ZERO:
-                return abs(parts[0].value) if isinstance(parts[0], Int) else inf
-        return 0
-
-    strides = [stride(a) for a in axes]
-    if any(s < 0 for s in strides):
-        return axes
-    order = sorted(range(len(axes)), key=lambda k: (-strides[k] if strides[k] else 0, k))
-    if any(strides[k] == 0 and axes[k].extent is not ONE for k in range(len(axes))):
-        return axes
-    return tuple(axes[k] for k in order)
-
-
-def _merge(axes: Axes, prefix: str, syms: list[Sym], at: dict[Var, Sym]) -> Axes:
-    """Merge neighbours that every index steps through without a gap; drop extents of 1."""
-    groups: list[list[Axis]] = []
-    for a in axes:
-        if a.extent is ONE:
-            at[a.var] = ZERO
-        elif groups and all(_joins(s, groups[-1][-1], a) for s in syms):
-            groups[-1].append(a)
-        else:
-            groups.append([a])
-    made: list[Axis] = []
-    for k, group in enumerate(groups):
-        new = axis(f"{prefix}{k}", product(a.extent for a in group))
-        made.append(new)
-        at.update(digits(group, new.var))
-    return tuple(made)
-
-
-def _joins(s: Sym, outer: Axis, inner: Axis) -> bool:
-    if outer.var not in s.free_vars and inner.var not in s.free_vars:
-        return True
-    first, second = affine_in(s, outer.var), affine_in(s, inner.var)
-    if first is None or second is None:
-        return False
-    return first[0] is second[0] * inner.extent
+    raxes, inside = merged(raxes, "r", syms)
+    return _substituted(n, axes, raxes, at | inside)
 
 
 def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:

@@ -1,0 +1,84 @@
+"""Axes over memory: their order, which of them are one, and where one of them falls apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from lenz.ir.kernel import digits
+from lenz.ir.tensor import Axes, Axis, axis
+from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
+from lenz.sym.divide import divisions_of
+
+
+def by_stride(axes: Axes, syms: Sequence[Sym]) -> Axes:
+    """The axes with the longest stride first; loop order is free. Unknown strides count as long."""
+
+    def stride(a: Axis) -> float:
+        for s in syms:
+            if (parts := affine_in(s, a.var)) is None:
+                return -1
+            if parts[0] is not ZERO:
+                return abs(parts[0].value) if isinstance(parts[0], Int) else inf
+        return 0
+
+    strides = [stride(a) for a in axes]
+    if any(s < 0 for s in strides):
+        return axes
+    order = sorted(range(len(axes)), key=lambda k: (-strides[k] if strides[k] else 0, k))
+    if any(strides[k] == 0 and axes[k].extent is not ONE for k in range(len(axes))):
+        return axes
+    return tuple(axes[k] for k in order)
+
+
+def merged(axes: Axes, prefix: str, syms: Sequence[Sym]) -> tuple[Axes, dict[Var, Sym]]:
+    """Merge neighbours that every index steps through without a gap; drop extents of 1.
+
+    Also returns the values of the old variables.
+    """
+    at: dict[Var, Sym] = {}
+    groups: list[list[Axis]] = []
+    for a in axes:
+        if a.extent is ONE:
+            at[a.var] = ZERO
+        elif groups and all(_joins(s, groups[-1][-1], a) for s in syms):
+            groups[-1].append(a)
+        else:
+            groups.append([a])
+    made: list[Axis] = []
+    for k, group in enumerate(groups):
+        new = axis(f"{prefix}{k}", product(a.extent for a in group))
+        made.append(new)
+        at.update(digits(group, new.var))
+    return tuple(made), at
+
+
+def _joins(s: Sym, outer: Axis, inner: Axis) -> bool:
+    if outer.var not in s.free_vars and inner.var not in s.free_vars:
+        return True
+    first, second = affine_in(s, outer.var), affine_in(s, inner.var)
+    if first is None or second is None:
+        return False
+    return first[0] is second[0] * inner.extent
+
+
+def taken_apart(axes: Axes, syms: Sequence[Sym]) -> tuple[Axis, Axes, dict[Var, Sym]] | None:
+    """An axis that quotients and remainders by one size take apart: the axis, its parts, its value.
+
+    (p: 768) in 8192*(p // 64) + p % 64 ==> p, (ph: 12, pl: 64), p = 64*ph + pl
+    """
+    for a in axes:
+        found = _divisions_in(syms, [a.var])
+        for size in dict.fromkeys(d.den for d in found if d.num is a.var):
+            if size is a.extent or a.extent // size * size is not a.extent:
+                continue
+            high, low = axis(f"{a.name}h", a.extent // size), axis(f"{a.name}l", size)
+            at: dict[Var, Sym] = {a.var: high.var * size + low.var}
+            new = [substitute(s, at) for s in syms]
+            if len(_divisions_in(new, [high.var, low.var])) < len(found):
+                return a, (high, low), at
+    return None
+
+
+def _divisions_in(syms: Sequence[Sym], variables: Sequence[Var]) -> list[FloorDiv | Mod]:
+    return list(dict.fromkeys(d for s in dict.fromkeys(syms) for d in divisions_of(s, variables)))
