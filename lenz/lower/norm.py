@@ -19,7 +19,7 @@ from lenz import ops
 from lenz.errors import InternalError, Unsupported
 from lenz.ir.dtype import F64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.ir.tensor import TensorType
+from lenz.ir.tensor import TensorType, axes_for
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import count, cut, reduce_over, sum_rows
 from lenz.lower.moments import Sets, moments
@@ -27,7 +27,7 @@ from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
-from lenz.sym import ZERO, Sym, product, prove_divides, sym
+from lenz.sym import ONE, ZERO, Sym, affine_in, product, prove_divides, sym
 
 
 def rounded(b: GraphBuilder, x: Value, type: TensorType, name: str) -> Value:
@@ -76,6 +76,20 @@ class Groups:
         """[n, g] of the element [n, c, ...]."""
         return (i[0], i[1] // self.width)
 
+    def is_beside(self, b: GraphBuilder, x: Value) -> bool:
+        """True if a CPU's memory has the channels of a group side by side, again for each place."""
+        axes = axes_for(self.shape)
+        step = affine_in(b.flat(x, tuple(a.var for a in axes)), axes[1].var)
+        alone = runs_programs(x.device) or self.width is ONE or product(self.shape[2:]) is ONE
+        return not alone and step is not None and step[0] is ONE
+
+    def per_channel(self, b: GraphBuilder, x: Value, v: Value) -> At:
+        """The statistic of each element's group; a copy for each channel if these lie together."""
+        if not self.is_beside(b, x):
+            return lambda i: v.at(self.row(i))
+        copies = b.map(lambda i: v.at(self.row(i)), b.temp(self.shape[:2], v.dtype, x), "channel")
+        return lambda i: copies.at(i[:2])
+
 
 def group_of(shape: Sequence[Sym], channels: Sym | int, group: Sym | int) -> Groups:
     """The groups; declines an input whose dimension 1 is not the channels."""
@@ -109,29 +123,33 @@ def native_layer_norm(
     def shifted(e: Expr, i: Index) -> Expr:
         return scaled(e, weight, bias, i[lead:], or_zero=not whole)
 
-    return _normalised(b, sets, eps, lambda i: s.pad(s.row(i)), shifted)
+    return _normalised(b, sets, eps, lambda v: lambda i: v.at(s.pad(s.row(i))), shifted)
 
 
 def _normalised(
     b: GraphBuilder,
     s: Sets,
     eps: float,
-    row: Callable[[Index], Index],
+    per: Callable[[Value], At],
     shifted: Callable[[Expr, Index], Expr],
+    by_channel: bool = False,
 ) -> tuple[Value, Value, Value]:
     """shifted((x - mean) / sqrt(var + eps)), and the mean and 1/sqrt(var + eps) of each set.
 
-    `row` gives the set of an element.
+    `per` gives the statistic of an element. `by_channel`: sums of channels come first.
     """
     n = count(s.over, s.dtype)
-    mean_type, rstd_type = (replace(b.kind(k), dtype=s.dtype) for k in (1, 2))
+    types = replace(b.kind(1), dtype=s.dtype), replace(b.kind(2), dtype=s.dtype)
 
-    types = mean_type, rstd_type
-    mean, factor = moments(b, s, types, lambda squares: ops.rsqrt(squares / n + eps), "rstd")
+    def rstd(squares: Expr) -> Expr:
+        return ops.rsqrt(squares / ops.cast(n, squares.dtype) + eps)
+
+    of = _channel_moments if by_channel else moments
+    mean, factor = of(b, s, types, rstd, "rstd")
+    mean_at, factor_at = per(mean), per(factor)
 
     def out(i: Index) -> Expr:
-        centred = s.x.compute(i) - mean.at(row(i))
-        return shifted(centred * factor.at(row(i)), i)
+        return shifted((s.x.compute(i) - mean_at(i)) * factor_at(i), i)
 
     y, save_mean = b.map(out), rounded(b, mean, b.kind(1), "mean")
     return y, save_mean, rounded(b, factor, b.kind(2), "rstd")
@@ -157,7 +175,9 @@ def native_group_norm(
     def shifted(e: Expr, i: Index) -> Expr:
         return scaled(e, weight, bias, (i[1],))
 
-    return _normalised(b, Sets(x, s.rows, s.over, s.join), eps, s.row, shifted)
+    sets, per = Sets(x, s.rows, s.over, s.join), lambda v: s.per_channel(b, x, v)
+    by_channel = s.is_beside(b, x) and sets.dtype is not F64
+    return _normalised(b, sets, eps, per, shifted, by_channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +187,32 @@ class ChannelStatistics:
     mean: Value
     squares: At
     n: tuple[Sym, ...]
+
+
+def _channel_moments(
+    b: GraphBuilder,
+    s: Sets,
+    types: tuple[TensorType, TensorType],
+    finish: Callable[[Expr], Expr],
+    name: str,
+) -> tuple[Value, Value]:
+    """`moments` of groups of channels, from sums of each channel's x and x^2."""
+    whole, n, at = cut(s.x.shape, tuple(range(2, s.x.rank))), count(s.over, F64), reader(s.x, F64)
+
+    def group(v: Value, name: str) -> Value:
+        def channel(i: Index, r: Index) -> Expr:
+            return v.at(s.join(i, (*r, *(ZERO,) * (s.x.rank - 2)))[:2])
+
+        return b.reduce("sum", s.rows, s.over[:1], channel, None, b.temp(s.rows, F64, s.x), name)
+
+    total = group(sum_rows(b, whole, at, F64, "sums"), "total")
+    total_sq = group(sum_rows(b, whole, lambda i: ops.square(at(i)), F64, "squares"), "total_sq")
+    mean = b.map(lambda i: total.at(i) / n, types[0], "mean")
+
+    def rest(i: Index) -> Expr:
+        return finish(ops.maximum(total_sq.at(i) - ops.square(total.at(i)) / n, 0.0))
+
+    return mean, b.map(rest, types[1], name)
 
 
 def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:

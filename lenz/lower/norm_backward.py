@@ -113,22 +113,24 @@ def native_group_norm_backward(
     acc = compute_dtype(x.dtype)
     spatial, dy = Split(x.shape, tuple(range(2, x.rank))), reader(grad, acc)
 
-    def stat(v: Value, i: Index) -> Expr:
-        return ops.cast(v.compute(s.row(i)), acc)
+    mean_at, rstd_at = (s.per_channel(b, x, v) for v in (mean, rstd))
+
+    def factor(i: Index) -> Expr:
+        return ops.cast(rstd_at(i), acc)
 
     def xhat(i: Index) -> Expr:
-        return (x.compute(i) - stat(mean, i)) * stat(rstd, i)
+        return (x.compute(i) - ops.cast(mean_at(i), acc)) * factor(i)
 
     sum_dy = sum_rows(b, spatial, dy, acc, "sum_dy")
     sum_dyx = sum_rows(b, spatial, lambda i: dy(i) * xhat(i), acc, "sum_dyx")
     dx = dweight = dbias = None
     if output_mask[0]:
-        first, second = (_group_mean(b, s, v, weight) for v in (sum_dy, sum_dyx))
+        means = [_group_mean(b, s, v, weight) for v in (sum_dy, sum_dyx)]
+        first, second = (s.per_channel(b, x, v) for v in means)
 
         def at(i: Index) -> Expr:
-            row = s.row(i)
-            e = scaled(dy(i), weight, None, (i[1],)) - first.at(row)
-            return stat(rstd, i) * (e - xhat(i) * second.at(row))
+            e = scaled(dy(i), weight, None, (i[1],)) - first(i)
+            return factor(i) * (e - xhat(i) * second(i))
 
         dx = b.map(at)
     if output_mask[1]:

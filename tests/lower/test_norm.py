@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from lenz.context import Context
 from lenz.errors import Unsupported
+from lenz.ir.expr import all_syms
+from lenz.ir.graph import LOOPS, bodies_of, loop_axes, reads_of
+from lenz.ir.printer import show
+from lenz.opt import PASSES
+from lenz.options import Options
+from lenz.sym.divide import divisions_of
+from lenz.target import Target
 from tests.lower.harness import TOLERANCE, check, lowered
 from tests.lower.single import outputs_of, single
 
@@ -65,8 +73,29 @@ def test_group_norm(dtype: torch.dtype, param: torch.dtype) -> None:
 
         check(fn, x, w, c)
         check(lambda x: fn(x, None, None), x)
-    x = torch.randn(2, 4, 3, 5).to(dtype).to(memory_format=torch.channels_last)
-    check(lambda x: functional.group_norm(x, 2), x)
+    for dynamic in (False, True):
+        x = torch.randn(2, 4, 3, 5).to(dtype).to(memory_format=torch.channels_last)
+        check(lambda x: functional.group_norm(x, 2), x, dynamic=dynamic)
+
+
+def test_groups_of_channels_last_are_read_in_order() -> None:
+    """Statistics are copied for each channel: a quotient per element would be a gather."""
+
+    def grads(x: Any, w: Any, dy: Any) -> Any:
+        y, mean, rstd = aten.native_group_norm(x, w, w, 2, 32, 64, 8, 1e-5)
+        back = aten.native_group_norm_backward
+        return y, *back(dy, x, mean, rstd, w, 2, 32, 64, 8, [True] * 3)
+
+    x = torch.randn(2, 32, 8, 8).to(memory_format=torch.channels_last)
+    g = lowered(grads, [x, torch.randn(32), torch.randn_like(x)])
+    cx = Context(Options(), Target("cpu"))
+    for run in PASSES.values():
+        g = run(g, cx)
+    large = [n for n in g.nodes if isinstance(n, LOOPS) and g.inputs[0].name in reads_of(n)]
+    assert len(large) == 5
+    for n in large:
+        inner = [a.var for a in loop_axes(n)]
+        assert not any(divisions_of(s, inner) for s in all_syms(*bodies_of(n))), show(g)
 
 
 @pytest.mark.parametrize(("dtype", "param"), MIXES, ids=str)

@@ -144,9 +144,15 @@ def test_column_sums_share_the_pass_that_makes_their_values() -> None:
 
 
 def test_a_channels_last_group_shares_the_loops_of_its_elements() -> None:
+    def norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = x.view(32, 8, 32, 32, 32).float()
+        y = y - y.mean((2, 3, 4), keepdim=True)
+        y = y * torch.rsqrt(y.square().mean((2, 3, 4), keepdim=True) + 1e-5)
+        return (y.view(x.shape) * w[:, None, None] + b[:, None, None]).to(x.dtype)
+
     x = torch.empty(32, 256, 32, 32, dtype=BF16).to(memory_format=torch.channels_last)
     w, b = tensors(((256,), (256,)))
-    assert_kernels(scheduled(on_gpu(lowered(group_norm, [x, w, b]))), 1)
+    assert_kernels(scheduled(on_gpu(lowered(norm, [x, w, b]))), 1)
 
 
 def test_small_kernels_over_equal_loops_share_a_launch() -> None:
