@@ -146,6 +146,36 @@ def nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Tensor:
     return made if x.is_cpu or rank < 2 else made.t().contiguous().t()
 
 
+def unscaled(
+    grads: Sequence[Tensor], found: Tensor, inverse: Tensor
+) -> tuple[list[Tensor], Tensor] | None:
+    """Gradients divided by the scale of the loss; `found` is 1 if one of them is not finite."""
+    if not all(g.is_floating_point() and g.device == found.device for g in grads):
+        return None
+    factor, bad = inverse.flatten()[0], found != 0
+    made = []
+    for g in grads:
+        wide = widened(g)
+        bad = bad | ~torch.isfinite(wide).all()
+        made.append((wide * factor.to(wide.dtype)).to(g.dtype))
+    return made, torch.where(bad, 1.0, found)
+
+
+def updated_scale(
+    scale: Tensor, tracker: Tensor, found: Tensor, growth: float, backoff: float, interval: int
+) -> tuple[Tensor, Tensor]:
+    """The scale of the loss and the steps since it changed: smaller after a step that overflowed.
+
+    Otherwise it grows after `interval` steps, unless it would be infinite.
+    """
+    bad, steps = found.view(scale.shape) != 0, tracker + 1
+    grown, less = ((scale.double() * by).to(scale.dtype) for by in (growth, backoff))
+    is_due = steps == interval
+    kept = torch.where(is_due.view(scale.shape) & torch.isfinite(grown), grown, scale)
+    restarts = is_due | bad.view(tracker.shape)
+    return torch.where(bad, less, kept), torch.where(restarts, 0, steps)
+
+
 PARTS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.view_copy.default: lambda x, sizes: x.reshape(sizes).contiguous().clone(),
     aten._embedding_bag_backward.default: embedding_bag_backward,
@@ -156,4 +186,6 @@ PARTS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.masked_scatter_backward.default: masked_scatter_backward,
     aten.nonzero_static.default: nonzero_static,
+    aten._amp_foreach_non_finite_check_and_unscale.default: unscaled,
+    aten._amp_update_scale.default: updated_scale,
 }

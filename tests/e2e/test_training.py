@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn, randn
 from torch.utils.checkpoint import checkpoint
 
-from tests.e2e.sides import gradients_agree
+import lenz
+from tests.e2e.sides import agree, gradients_agree
 
 
 class Encoder(nn.Module):
@@ -177,3 +178,23 @@ def test_results_may_be_written(name: str) -> None:
         return results, torch.autograd.grad(sum(t.square().sum() for t in results), leaf)[0]
 
     torch.testing.assert_close(step(torch.compile(fn, backend="lenz")), step(fn))
+
+
+@pytest.mark.parametrize("bad", (None, 0, 2))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16), ids=str)
+def test_gradients_are_unscaled_in_the_graph(dtype: torch.dtype, bad: int | None) -> None:
+    """What `GradScaler.unscale_` and `update` call writes lists, and is eager's to the bit."""
+
+    def step(grads: list[Tensor], scale: Tensor, tracker: Tensor, found: Tensor) -> list[Tensor]:
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, scale.reciprocal())
+        torch._amp_update_scale_(scale, tracker, found, 2.0, 0.5, 3)
+        return [g.neg() for g in grads]
+
+    def arguments() -> tuple[Any, ...]:
+        grads = [torch.randn(5).to(dtype), torch.randn(3, 4).to(dtype).t(), torch.ones(9).to(dtype)]
+        if bad is not None:
+            grads[bad].view(-1)[3] = float("-inf")
+        return grads, torch.tensor(3.0), torch.tensor(0, dtype=torch.int32), torch.zeros(1)
+
+    assert lenz.explain(step)(*arguments()).op_calls[1:] == (0, 0)
+    agree(step, arguments, tol=0, calls=3)
