@@ -48,7 +48,8 @@ def loss(g: Group, env: SymEnv) -> str | None:
         few = tasks < capabilities(g).busy
         return f"{g.name} would run in {tasks} programs only" if few else None
     elements = [n for n in g.nests if not n.is_reduction and n.raxes]
-    values = {n.name for n in g.nests if n.is_reduction}
+    # On CPUs values of rows are computed from sums too: means, and what is made of them.
+    values = {n.name for n in g.nests if n.is_reduction or not (n.raxes or capabilities(g).held)}
     if any(e.attrs[0] in values for n in elements for e in loads_of(n.body)):
         return machine_of(device_of(g)).loss(g, env)
     # Elements that are reduced: rows * length * cost additions take units / rows times as long as
