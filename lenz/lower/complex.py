@@ -72,8 +72,7 @@ class Complex:
     @cached_property
     def pair(self) -> Value:
         """The same memory as real numbers, with a last dimension of 2."""
-        old = self.type.layout
-        layout = Layout((*old.shape, Int(2)), (*(s * 2 for s in old.stride), ONE))
+        layout = interleaved(self.type.layout)
         type = replace(self.type, dtype=PARTS[self.dtype], layout=layout)
         if self.memory is not None:
             return alias(self.b, "lenz.view_as_real", self.memory, type)
@@ -88,6 +87,11 @@ class Complex:
     def parts(self) -> Parts:
         """The real parts and the imaginary ones."""
         return self.make_parts() if self.make_parts else halves(self.b, self.pair, self.type)
+
+
+def interleaved(old: Layout) -> Layout:
+    """The layout of a complex tensor's memory as real numbers, with a last dimension of 2."""
+    return Layout((*old.shape, Int(2)), (*(s * 2 for s in old.stride), ONE))
 
 
 def alias(b: GraphBuilder, op: str, x: Value, type: TensorType) -> Value:

@@ -10,13 +10,15 @@ from typing import Any
 
 from lenz import ops
 from lenz.ir.expr import Expr, const
+from lenz.ir.tensor import contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Value, giving
-from lenz.lower.complex import PARTS, Complex, Pair, elementwise, rule
+from lenz.lower.complex import PARTS, Complex, Pair, elementwise, interleaved, rule, view_as_complex
 from lenz.lower.dims import count, cut
 from lenz.lower.operand import element
 from lenz.lower.reduce import Dim, accumulate
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
+from lenz.sym import ONE
 
 
 def mul(x: Pair, y: Pair) -> Pair:
@@ -176,14 +178,44 @@ def mean(b: GraphBuilder, z: Any, dim: Dim = None, keepdim: bool = False, **_: A
     """The sum divided by the number of elements, which is a complex number on CPUs."""
     if not isinstance(z, Complex) or b.result.dtype not in PARTS:
         raise Decline("a mean of real numbers in a complex type, or of complex ones in a real type")
-    part = replace(b.result, dtype=PARTS[b.result.dtype])
-    n = count(cut(z.shape, dim).over, part.dtype)
-    finish = (lambda total: total / n) if runs_programs(part.device) else None
+    real = PARTS[b.result.dtype]
+    n = count(cut(z.shape, dim).over, real)
+    finish = (lambda total: total / n) if runs_programs(z.device) else None
+    total = _total(b, z, dim, keepdim, finish)
+    return total if finish else elementwise(lambda z: div(z, (n, const(0, real))))(b, total)
+
+
+@rule("sum")
+def sum_(b: GraphBuilder, z: Any, dim: Dim = None, keepdim: bool = False, **_: Any) -> Any:
+    """Sums of both parts; a real result is the sum of the real parts."""
+    if isinstance(z, Complex) and b.result.dtype in PARTS:
+        return _total(b, z, dim, keepdim, None)
+    if isinstance(z, Complex):
+        return accumulate(b, "sum", z.parts[0], dim, keepdim)
+    zero = b.map(lambda i: const(0, z.dtype), b.temp(z.shape, z.dtype, z))
+    both = Complex(b, replace(b.result, layout=contiguous(z.shape)), parts=lambda: (z, zero))
+    return _total(b, both, dim, keepdim, None)
+
+
+def _total(
+    b: GraphBuilder, z: Complex, dim: Dim, keepdim: bool, finish: Callable[[Expr], Expr] | None
+) -> Complex:
+    """Sums of both parts, as the columns of one sum if these are contiguous in memory.
+
+    10^6 numbers take 0.06 ms so, and 0.22 as two sums of every other element.
+    """
+    type, over = replace(b.result, dtype=PARTS[b.result.dtype]), cut(z.shape, dim).reduced
+    stride = z.type.layout.stride
+    rows = len(over) < z.rank and any(stride[d] is ONE for d in over)
+    if over and not rows and z.memory is not None:
+        add = partial(accumulate, b, "sum", z.pair, over, keepdim, finish)
+        made: Value = giving(b, (replace(type, layout=interleaved(type.layout)),), add)
+        found: Complex = view_as_complex(b, made)
+        return found
     sums = [
-        giving(b, (part,), partial(accumulate, b, "sum", x, dim, keepdim, finish)) for x in z.parts
+        giving(b, (type,), partial(accumulate, b, "sum", x, dim, keepdim, finish)) for x in z.parts
     ]
-    total = Complex(b, b.result, parts=lambda: (sums[0], sums[1]))
-    return total if finish else elementwise(lambda z: div(z, (n, const(0, part.dtype))))(b, total)
+    return Complex(b, b.result, parts=lambda: (sums[0], sums[1]))
 
 
 def _of_reals(name: str, fn: Callable[[Expr, Expr], Pair]) -> None:

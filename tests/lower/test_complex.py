@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils import _pytree
 
-from lenz.ir.graph import Extern, Graph
-from tests.lower.harness import evaluated
+from lenz.ir.graph import Extern, Graph, Reduction
+from tests.lower.harness import evaluated, lowered
 
 G = torch.Generator().manual_seed(0)
 Z, W = (torch.randn(3, 5, dtype=torch.complex64, generator=G) for _ in range(2))
@@ -184,3 +184,15 @@ def test_a_sum_has_no_parts_that_are_not_numbers() -> None:
     """Eager multiplies by a complex 1, so that 0 + inf i is NaN + inf i there."""
     made = evaluated(torch.add, torch.tensor([0j]), torch.tensor([complex(0, float("inf"))]))[1][0]
     assert torch.view_as_real(made).tolist() == [[0.0, float("inf")]]
+
+
+def test_sums_read_both_parts_at_once_where_they_are_columns() -> None:
+    """Not in sums of rows: these would read the memory once per part."""
+
+    def reductions(fn: Callable[[Tensor], Any], z: Tensor) -> int:
+        return sum(isinstance(n, Reduction) for n in lowered(fn, [z]).nodes)
+
+    assert [reductions(lambda z, d=d: z.sum(d), Z) for d in (0, 1, (0, 1))] == [1, 2, 1]
+    assert reductions(lambda z: z.sum(), Z) == 1
+    assert reductions(lambda z: z.t().mean(1), Z) == 1
+    assert reductions(lambda z: (z * z).sum(), Z) == 2, "the product is in no memory"
