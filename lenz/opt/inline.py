@@ -37,6 +37,7 @@ CHEAP = 4.0
 # Reads per element from which a gathered vector is stored first: 320 means, 10 of each, that are
 # subtracted from 2048 rows take 0.54 ms as gathers, and 0.1.
 TABLE = 8
+PERIOD = 16  # times that an element is repeated from which its reader runs in periods of its own
 # Limit on the size of bodies, so that registers suffice and emission stays linear.
 MAX_NODES = 400
 # Additions that a load takes on a GPU: address, conversion.
@@ -145,9 +146,16 @@ def _is_gathered(n: ir.Pointwise, u: Uses, env: SymEnv) -> bool:
     again = u.elements >= TABLE * env.hint(product(n.out.shape))
     if not (u.columns or u.in_order or again) or runs_programs(n.out.type.device):
         return False
-    last = [a.var for a in n.axes[-1:]]
-    positions = [s for e in expr.loads_of(n.body) for s in e.attrs[1]]
-    return any(divisions_of(s, last) for s in positions)
+    last = n.axes[-1:]
+    repeats = again and any(1 < env.hint(a.extent) < PERIOD for a in last)
+    for e in expr.loads_of(n.body):
+        free = {v for s in e.attrs[1] for v in s.free_vars}
+        # Each element several times: in its reader the position is a quotient.
+        if repeats and free and free.isdisjoint(a.var for a in last):
+            return True
+        if any(divisions_of(s, [a.var for a in last]) for s in e.attrs[1]):
+            return True
+    return False
 
 
 def _pays_on_gpu(n: ir.Pointwise, u: Uses, own: int, launch: bool) -> bool:
