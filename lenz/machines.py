@@ -115,6 +115,7 @@ class Loader:
     load   (pieces, kernels with their counts of pointers and sizes, device): the functions, and
            their owner; raises ValueError or RuntimeError
     key    all that code for a device depends on, besides its text
+    fits   the part of it that machine code needs where it is loaded
     start  called when a graph for such a device arrives: its compiler will be needed
     capture  (`Wanted`, `Runner`, number of the device): its graph, as `runtime/captured.py` says;
              raises RuntimeError
@@ -124,6 +125,7 @@ class Loader:
     files: Callable[[Iterable[str]], Mapping[str, str]]
     load: Callable[[Mapping[str, bytes], Counts, str], tuple[Functions, object]]
     key: Callable[[str], str]
+    fits: Callable[[str], str]
     start: Callable[[], None]
     capture: Callable[..., Any] = no_graphs
 

@@ -150,7 +150,7 @@ class _Job:
         for device, keys in made.entry.keys.items():
             loader = loader_of(device)
             if device != HOST:
-                self.devices[device] = loader.key(device)
+                self.devices[device] = loader.fits(device)
             for piece, key in keys.items():
                 data = store_at(self.folder.name).get(loader.kind, key)
                 if data is None:

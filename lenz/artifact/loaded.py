@@ -221,8 +221,8 @@ def _loaded(contents: Contents) -> tuple[Boxed, Set[int]]:
     plan, kernels = _fitting(m)
 
     def code(device: str, loader: Loader, counts: Counts) -> Mapping[str, bytes]:
-        if (key := m["devices"].get(device)) is not None and loader.key(device) != key:
-            raise UserError(f"this artifact is for {key}, and {device} is {loader.key(device)}")
+        if (want := m["devices"].get(device)) is not None and loader.fits(device) != want:
+            raise UserError(f"this artifact is for {want}, and {device} has {loader.fits(device)}")
         return {piece: to_bytes(contents.tensors[t]) for piece, t in kernels[device].items()}
 
     constants = {

@@ -156,7 +156,7 @@ def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
         "kind": "graph", "lenz": __version__, "torch": torch.__version__,
         "machine": platform.machine(),
         "features": [f[1:] for f in target.features.split(",") if f.startswith("+")],
-        "devices": {d: loader_of(d).key(d) for d in sorted(devices - {HOST})},
+        "devices": {d: loader_of(d).fits(d) for d in sorted(devices - {HOST})},
         "options": {"native": options.native, "cuda_graphs": options.cuda_graphs},
         **{k: entry[k] for k in ("metadata", "detach", "halves")},
     }  # fmt: skip
@@ -173,9 +173,9 @@ def _check(m: Manifest) -> None:
             raise UserError(f"this graph was saved for {what} {m[what]}, and this is {is_here}")
     if lacks := sorted({*m["features"]} - host().features()):
         raise UserError(f"this CPU lacks {', '.join(lacks)}, which the saved graph needs")
-    for device, key in m["devices"].items():
-        if (found := loader_of(device).key(device)) != key:
-            raise UserError(f"this graph was saved for {key}, and {device} is {found}")
+    for device, want in m["devices"].items():
+        if (found := loader_of(device).fits(device)) != want:
+            raise UserError(f"this graph was saved for {want}, and {device} has {found}")
 
 
 def _refuse(*args: Any) -> NoReturn:

@@ -23,7 +23,7 @@ from lenz import keys, pipeline, recall
 from lenz.frontend import FxProgram
 from lenz.ir import op
 from lenz.lower import registry
-from lenz.machine.cuda import driver
+from lenz.machine.cuda import driver, loader
 from lenz.options import Options
 from lenz.runtime.store import store_at
 from tests.arch.source import REPOSITORY
@@ -406,6 +406,13 @@ def test_gpu_kernels_are_loaded_as_they_were(folder: str, monkeypatch: pytest.Mo
     for path in entries(folder)["cubin"][:1]:
         os.unlink(path)
     assert recall.recall(p, cx, key, pipeline.run_of) is None
+
+
+def test_machine_code_of_gpus_needs_a_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that loads an artifact may have no Triton, and a GPU with another name."""
+    OneGpu(monkeypatch)
+    monkeypatch.setattr(loader, "version", lambda: pytest.fail("Triton is asked for its version"))
+    assert loader.LOADER.fits("cuda:1") == "compute capability 9.0"
 
 
 def test_an_entry_has_no_line_of_the_users_source(folder: str) -> None:

@@ -192,7 +192,7 @@ def test_the_part_of_lenz_is_no_pickle(tmp_path: Path) -> None:
         ({"lenz": "0.0"}, "was saved for lenz 0.0, and this is"),
         ({"machine": "vax"}, "was saved for machine vax, and this is"),
         ({"features": ["warp"]}, "this CPU lacks warp"),
-        ({"devices": {"cpu": "another"}}, "was saved for another, and cpu is"),
+        ({"devices": {"cpu": "another"}}, "was saved for another, and cpu has"),
         ({"kind": "program"}, "an artifact, but not a graph"),
         ({"metadata": {"class": "Other"}}, "another lenz or torch"),
         ({"halves": {"inference": {}}}, "another lenz or torch"),

@@ -133,8 +133,18 @@ def test_another_gpu_is_rejected(tmp_path: Path, cuda: str) -> None:
     contents = read(tmp_path / "m.lenz")
     (device,) = contents.manifest["devices"]
     other = {**contents.manifest, "devices": {device: "cuda-35"}}
-    with pytest.raises(UserError, match="this artifact is for cuda-35, and cuda:0 is"):
+    with pytest.raises(UserError, match="this artifact is for cuda-35, and cuda:0 has"):
         CompiledArtifact(replace(contents, manifest=other))
+
+
+def test_a_gpu_of_the_same_capability_runs_it(
+    tmp_path: Path, cuda: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, argument = made("attending", tmp_path / "m.lenz", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "another GPU")
+    x = argument(5)
+    with torch.no_grad():
+        torch.testing.assert_close(lenz.load(tmp_path / "m.lenz")(x), module(x))
 
 
 def test_arguments_elsewhere_are_rejected(tmp_path: Path, cuda: str) -> None:

@@ -62,6 +62,7 @@ LOADER = Loader(
     files=lambda names: {name: f"{name}.npu" for name in names},
     load=load,
     key=lambda device: VERSION,
+    fits=lambda device: VERSION,
     start=lambda: None,
 )
 # Kernels have the loops of a CPU's, and are joined as these are.

@@ -37,5 +37,5 @@ def load(pieces: Mapping[str, bytes], kernels: Counts, device: str) -> tuple[Fun
 
 
 # The description of the CPU is part of every key (`Context.target`).
-LOADER = Loader("object", lambda kernels: {"": "kernels.o"}, load, lambda _: "", lambda: None)
+LOADER = Loader("object", lambda kernels: {"": "kernels.o"}, load, str, str, lambda: None)
 register("cpu", LOADER)

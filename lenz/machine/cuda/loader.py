@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -21,12 +21,20 @@ def load(pieces: Mapping[str, bytes], kernels: Counts, device: str) -> tuple[Fun
 
 
 def key(device: str) -> str:
-    """The GPU and the compiler."""
+    """The GPU and the compiler. Shapes of tiles may have been chosen by timing on this GPU."""
     gpu = torch.device(device).index or 0
     return f"{torch.cuda.get_device_name(gpu)} {driver.capability(gpu)} {version()}"
 
 
-LOADER = Loader(
-    "cubin", lambda kernels: {n: f"{n}.cubin" for n in kernels}, load, key, wake, capture_graph
-)
+def fits(device: str) -> str:
+    """The compute capability: all GPUs that share it run the same cubins."""
+    return f"compute capability {driver.capability(torch.device(device).index or 0) / 10}"
+
+
+def files(kernels: Iterable[str]) -> dict[str, str]:
+    """A file for each kernel."""
+    return {name: f"{name}.cubin" for name in kernels}
+
+
+LOADER = Loader("cubin", files, load, key, fits, wake, capture_graph)
 register("cuda", LOADER)
