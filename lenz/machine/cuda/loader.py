@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -26,15 +26,18 @@ def key(device: str) -> str:
     return f"{torch.cuda.get_device_name(gpu)} {driver.capability(gpu)} {version()}"
 
 
-def fits(device: str) -> str:
-    """The compute capability: all GPUs that share it run the same cubins."""
+def compute_capability(device: str) -> str:
+    """All GPUs that share it run the same cubins."""
     return f"compute capability {driver.capability(torch.device(device).index or 0) / 10}"
 
 
-def files(kernels: Iterable[str]) -> dict[str, str]:
-    """A file for each kernel."""
-    return {name: f"{name}.cubin" for name in kernels}
-
-
-LOADER = Loader("cubin", files, load, key, fits, wake, capture_graph)
+LOADER = Loader(
+    kind="cubin",
+    files=lambda kernels: {n: f"{n}.cubin" for n in kernels},
+    load=load,
+    key=key,
+    fits=compute_capability,
+    start=wake,
+    capture=capture_graph,
+)
 register("cuda", LOADER)
