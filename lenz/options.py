@@ -20,6 +20,11 @@ from lenz.errors import UserError, near_names
 PREFIX = "LENZ_"
 Log: TypeAlias = Literal["graph", "ir", "schedule", "fusion", "code", "time"]
 LOGS: tuple[str, ...] = get_args(Log)
+# The variable of a folder, and its place without one: on Linux and on macOS.
+FOLDERS = {
+    "cache_dir": ("XDG_CACHE_HOME", ".cache", "Caches"),
+    "debug_dir": ("XDG_STATE_HOME", ".local/state", "Application Support"),
+}
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off", "")
 
@@ -173,11 +178,10 @@ class Options:
             values[name] = value
         for name, value in values.items():
             values[name] = _checked(name, str(known[name].type), value)
-        if values.get("cache_dir") is None:
-            values["cache_dir"] = _user_folder(env, "XDG_CACHE_HOME", ".cache", "Caches")
-        if values.get("debug_dir") is None:
-            values["debug_dir"] = _user_folder(
-                env, "XDG_STATE_HOME", ".local/state", "Application Support"
+        for name, places in FOLDERS.items():
+            given = values.get(name)
+            values[name] = (
+                _user_folder(env, *places) if given is None else os.path.expanduser(given)
             )
         return cls(**values)
 

@@ -187,6 +187,7 @@ def test_the_cache_stands_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPa
     assert read(XDG_CACHE_HOME="not/absolute").cache_dir == f"{home}/.cache/lenz"
     assert read({"cache_dir": Path("/here")}, XDG_CACHE_HOME="/x").cache_dir == "/here"
     assert read({"cache_dir": ""}, LENZ_CACHE_DIR="").cache_dir == f"{home}/.cache/lenz"
+    assert read(LENZ_CACHE_DIR="~/kept").cache_dir == f"{home}/kept"
     monkeypatch.setattr("sys.platform", "darwin")
     assert read().cache_dir == f"{home}/Library/Caches/lenz"
     monkeypatch.setattr("sys.platform", "win32")
