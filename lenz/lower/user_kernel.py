@@ -1,7 +1,10 @@
-"""Calls of the user's Triton kernels, with the arguments that they write.
+"""Calls of the user's Triton kernels and custom ops, with the arguments that they write.
 
     %r = call: `kernel` on copies of the tensors that it writes; gives the copies
     ==>  %c = map { load(%x, [i]) };  %r = call lenz.user_kernel(..., %c, ...) mutates (%c)
+
+For a custom op, torch's call makes the copies, of whole tensors of which the op writes views. It is
+told to make none.
 
 There is no copy if nobody reads the original afterwards: memory that this graph made for the call
 (without a fill, if it comes from `empty`), or an argument that receives the result.
@@ -31,6 +34,38 @@ Env = Mapping[FxNode, Any]
 def is_user_kernel(n: FxNode) -> bool:
     """True for a call of a kernel that the frontend has bound."""
     return "user_kernel" in n.meta
+
+
+def is_custom_op(n: FxNode) -> bool:
+    """True for a call of a custom op that writes arguments, in torch's functional form."""
+    is_written = n.target is torch.ops.higher_order.auto_functionalized_v2
+    return is_written and isinstance(n.args[0], torch._ops.OpOverload)
+
+
+def call_custom_op(
+    b: GraphBuilder,
+    n: FxNode,
+    env: Env,
+    atom: Callable[[Any], Atom],
+    type_of: Callable[[torch.Tensor], TensorType],
+) -> tuple[Value | Sym | None, ...]:
+    """Add the call to the graph; returns the results of the op, then the tensors that it writes."""
+    parts: Any = n.meta["val"]
+    types = {k: type_of(parts[k]) for k in given_to(n)}
+    places = {k: _memory(b, n, k, env, t) for k, t in types.items()}
+    asked = {**n.kwargs, "_all_bases": [*places.values()], "_only_clone_these_bases": ()}
+    return b.extern(
+        "higher_order.auto_functionalized_v2",
+        (atom(n.args[0]),),
+        tuple([(name, atom(a)) for name, a in asked.items()]),
+        outs=tuple([type_of(p) if isinstance(p, torch.Tensor) else None for p in parts]),
+        single=False,
+        mutates=tuple([p.name for p in places.values()]),
+        aliases=tuple([(k, p.name) for k, p in places.items()]),
+        reason="not an aten op",
+        holds=True,
+        draws="numbers",
+    )
 
 
 def call_user_kernel(
@@ -73,12 +108,12 @@ def call_user_kernel(
     return {name: out for name, out in zip(places, made, strict=True) if isinstance(out, Value)}
 
 
-def _memory(b: GraphBuilder, n: FxNode, name: str, env: Env, type: TensorType) -> Value:
-    """The memory that the kernel writes: the tensor itself, or a copy."""
-    node = _given(n)[name]
+def _memory(b: GraphBuilder, n: FxNode, name: str | int, env: Env, type: TensorType) -> Value:
+    """The memory that the call writes: the tensor itself, or a copy."""
+    node = given_to(n)[name]
     x: Value = env[node]
     buffers = [id(v.buffer) for v in env.values() if isinstance(v, Value)]
-    if x.buffer.type == type and list(_given(n).values()).count(node) == 1:
+    if x.buffer.type == type and list(given_to(n).values()).count(node) == 1:
         if node.op == "placeholder":
             if _is_written_back(b, n, name, node, env):
                 return x
@@ -88,15 +123,21 @@ def _memory(b: GraphBuilder, n: FxNode, name: str, env: Env, type: TensorType) -
                 _leave_unfilled(b, x)
             return x
     if any(s is ZERO and e is not ONE for s, e in zip(type.layout.stride, type.shape, strict=True)):
-        raise Unsupported(f"parameter {name} of a user's kernel, whose elements share memory")
+        raise Unsupported(f"tensor {node.name} of a user's kernel, whose elements share memory")
     return b.map(x.at, type, f"{x.name}_copy")
 
 
-def _given(n: FxNode) -> Mapping[str, Any]:
-    """The arguments of a user's kernel, FX nodes and numbers, by parameter name."""
+def given_to(n: FxNode) -> Mapping[Any, Any]:
+    """The arguments of a user's kernel, FX nodes and numbers, by parameter name.
+
+    Of a custom op, the tensors that it writes, by their place among the results.
+    """
     asked: Any = n.kwargs
-    given: Mapping[str, Any] = asked["kwargs"]
-    return given
+    if is_user_kernel(n):
+        given: Mapping[str, Any] = asked["kwargs"]
+        return given
+    bases = asked["_all_bases"]
+    return dict(enumerate(bases, len(n.meta["val"]) - len(bases)))
 
 
 def _leave_unfilled(b: GraphBuilder, x: Value) -> None:
@@ -109,10 +150,10 @@ def _leave_unfilled(b: GraphBuilder, x: Value) -> None:
     b.nodes += nodes
 
 
-def _is_written_back(b: GraphBuilder, n: FxNode, name: str, arg: FxNode, env: Env) -> bool:
-    """True if the kernel's result goes into the argument and the old values are not needed.
+def _is_written_back(b: GraphBuilder, n: FxNode, name: str | int, arg: FxNode, env: Env) -> bool:
+    """True if the call's result goes into the argument and the old values are not needed.
 
-    Kernels may be chained: the result of the last one counts.
+    Calls may be chained: the result of the last one counts.
     """
     others = [u for u in arg.users if u is not n]
     copies = [u for u in others if u.target is COPY and u.args[0] is arg]
@@ -127,10 +168,10 @@ def _is_written_back(b: GraphBuilder, n: FxNode, name: str, arg: FxNode, env: En
         if picked[0] is copies[0].args[1]:
             return True
         readers = list(picked[0].users)
-        if len(readers) != 1 or not is_user_kernel(readers[0]):
+        if len(readers) != 1 or not (is_user_kernel(readers[0]) or is_custom_op(readers[0])):
             return False
         n = readers[0]
-        names = [k for k, a in _given(n).items() if a is picked[0]]
-        if len(names) != 1 or names[0] not in n.meta["val"]:
+        names = [k for k, a in given_to(n).items() if a is picked[0]]
+        if len(names) != 1 or (is_user_kernel(n) and names[0] not in n.meta["val"]):
             return False
         name = names[0]

@@ -20,7 +20,13 @@ from lenz.lower.complex import PARTS, Complex, Complexes
 from lenz.lower.fallback import call_eager, is_object, move
 from lenz.lower.program import Program
 from lenz.lower.registry import Entry, entry_for
-from lenz.lower.user_kernel import call_user_kernel, is_user_kernel
+from lenz.lower.user_kernel import (
+    call_custom_op,
+    call_user_kernel,
+    given_to,
+    is_custom_op,
+    is_user_kernel,
+)
 from lenz.machines import runs_programs, types
 from lenz.records import dataclass, field, replace
 from lenz.sym import ONE, ZERO, Int, Sym, Var, evaluate, maximum, prove_le, sym
@@ -167,6 +173,10 @@ class _Walk:
         if is_user_kernel(n):
             self.b.begin(n.meta["user_kernel"].target, origin, ())
             self.env[n] = call_user_kernel(self.b, n, self.env, self.atom, self.type_of)
+            return
+        if is_custom_op(n) and all(_is_plain(self.env.get(x)) for x in given_to(n).values()):
+            self.b.begin(n.name, origin, ())
+            self.env[n] = call_custom_op(self.b, n, self.env, self.atom, self.type_of)
             return
         parts = val if isinstance(val, (tuple, list)) else (val,)
         results = tuple(self.type_of(v) if isinstance(v, torch.Tensor) else None for v in parts)
@@ -421,6 +431,11 @@ def _is_left_to_chance(n: Node) -> bool:
     if not isinstance(n, Scatter) or not runs_programs(n.out.type.device):
         return False
     return bool(n.bound) if n.mode == "set" else n.out.dtype.is_float and n.mode in ("add", "mul")
+
+
+def _is_plain(x: Any) -> bool:
+    """True for a tensor that a loop can copy with its strides."""
+    return isinstance(x, Value) and x.dtype in MOVED and not _overlaps(x.buffer.type.layout)
 
 
 def _overlaps(layout: Layout) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, randn
 
+from lenz import explain
 from lenz.errors import UserError
 from tests.e2e.sides import agree, gradients_agree
 
@@ -239,3 +240,63 @@ def test_an_error_of_the_op_leaves_unchanged() -> None:
     run = torch.compile(lambda x, y: (x.add_(1), boom(y) + 1)[1], backend="lenz")
     with pytest.raises(ArithmeticError, match="boom"):
         run(randn(3), randn(3))
+
+
+@op("lenz_custom::put_rows", mutates_args=("k", "v"))
+def put_rows(k: Tensor, v: Tensor, rows: Tensor, at: Tensor) -> Tensor:
+    k[at], v[at] = rows, rows * 2
+    return rows + 1
+
+
+@put_rows.register_fake
+def _(k: Tensor, v: Tensor, rows: Tensor, at: Tensor) -> Tensor:
+    return torch.empty_like(rows)
+
+
+@op("lenz_custom::inc_some", mutates_args=("x", "ys", "z"))
+def inc_some(x: Tensor, ys: list[Tensor], z: Tensor | None) -> None:
+    for t in (x, *ys, *([] if z is None else [z])):
+        t.add_(1)
+
+
+def puts(kv: Tensor, rows: Tensor, at: Tensor) -> Tensor:
+    torch.ops.lenz_custom.put_rows(kv[0], kv[1], rows, at)
+    made: Tensor = torch.ops.lenz_custom.put_rows(kv[1], kv[0], rows, at + 1)
+    return made + kv[0].sum()
+
+
+def views(x: Tensor, y: Tensor) -> Tensor:
+    torch.ops.lenz_custom.inc_some(x[1:], [y[0], y.t(), x.view(-1)[::2]], None)
+    return x.sum() + y
+
+
+def read_before(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    before, later = x * 2, y.sum()
+    torch.ops.lenz_custom.inc_some(x, [], y)
+    return before + x, later
+
+
+def made_inside(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    a, b = torch.zeros_like(x), x + 1
+    torch.ops.lenz_custom.inc_some(a, [b[0]], None)
+    return a, b * 2, x - y
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("f", (views, read_before, made_inside), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.complex64, torch.int16))
+def test_writes(f: Callable[..., Any], dtype: torch.dtype, dynamic: bool) -> None:
+    agree(
+        f, lambda: [randn(6, 4).to(dtype), randn(6, 4).to(dtype)], fullgraph=True, dynamic=dynamic
+    )
+
+
+def test_a_cache_is_written_in_place() -> None:
+    """Both calls write the argument itself: copies of a large cache would take longer than all."""
+    at = torch.tensor([2, 90, 40])
+    agree(puts, lambda: [randn(2, 100, 8), randn(3, 8), at], fullgraph=True)
+    told = explain(puts)(randn(2, 100, 8), randn(3, 8), at)
+    (graph,) = told.graphs
+    calls = [e for e in graph.externs if e.op == "lenz_custom.put_rows.default"]
+    assert len(calls) == 2 and calls[0].mutated_args == ("kv",), graph
+    assert graph.peak < 4 * 2 * 100 * 8, graph
