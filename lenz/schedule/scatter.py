@@ -51,13 +51,18 @@ def _loads(n: ir.Scatter) -> set[str]:
 
 
 def _is_needed(g: ir.Graph, name: str, at: int) -> bool:
-    """True if node number `at`, or a later one, may read the memory of an input."""
+    """True if node number `at`, or a later one, may read the old elements of an input.
+
+    A view reads nothing. If it is returned, or the input itself, it shows the new elements.
+    """
     shared = _sharing(g, name)
-    returned = {*ir.atom_refs(g.outputs)} | {m.value for m in g.mutations}
+    views = {name}
+    views.update(n.out.name for n in g.nodes if isinstance(n, ir.View) and n.source in views)
     n = g.nodes[at]
     assert isinstance(n, ir.Scatter)
-    reads = {r for later in g.nodes[at + 1 :] for r in ir.reads_of(later)} | _loads(n) | returned
-    return bool(shared & reads)
+    reads = {r for x in g.nodes[at + 1 :] if not isinstance(x, ir.View) for r in ir.reads_of(x)}
+    ends = {*ir.atom_refs(g.outputs)} - views | {m.value for m in g.mutations}
+    return bool(shared & (reads | _loads(n) | ends))
 
 
 def _escapes(g: ir.Graph, name: str) -> bool:

@@ -106,6 +106,54 @@ ONE: list[tuple[str, Callable[..., Any]]] = [
 ]
 
 
+def filled(x: Tensor, y: Tensor) -> Tensor:
+    x[:, 3:5] = y[:, :2] * 2
+    return x
+
+
+def grown(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    old = x[2] * 2
+    x[2].add_(y[0])
+    return old, x[1:]
+
+
+def shifted(x: Tensor, y: Tensor) -> None:
+    x[0:3] = x[1:4].clone()
+    y[0], x[5] = x[5], y[1]
+
+
+def two_parts(x: Tensor, y: Tensor) -> Tensor:
+    x[0].copy_(y[0])
+    x[0, :3].mul_(y[1, :3])
+    return (x @ y.t()).sum(0)
+
+
+def at_a_place(x: Tensor, y: Tensor, at: int) -> Tensor:
+    x[at : at + 1] = y[:1]
+    return x[at]
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("f", (filled, grown, shifted, two_parts), ids=lambda f: f.__name__)
+def test_parts_of_an_argument(f: Callable[..., Any], dynamic: bool) -> None:
+    """Only the part is written (`opt/write_parts.py`); what is returned shows it."""
+    agree(f, lambda: [randn(40, 20), randn(40, 20)], tol=1e-5, dynamic=dynamic)
+    agree(f, lambda: [randn(20, 40).t(), randn(40, 60)[:, ::3]], tol=1e-5, dynamic=dynamic)
+
+
+def test_a_place_in_an_argument_is_a_number_of_each_call() -> None:
+    c = torch.compile(at_a_place, backend="lenz", dynamic=True)
+    for at in (3, 0, 7, 39, 40):
+        x, y = randn(40, 20), randn(40, 20)
+        ours = x.clone()
+        if at == 40:
+            with pytest.raises((RuntimeError, IndexError)):
+                c(ours, y, at)
+            continue
+        torch.testing.assert_close(c(ours, y, at), at_a_place(x, y, at), rtol=0, atol=0)
+        torch.testing.assert_close(ours, x, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("name", "fn"), ONE)
 def test_one_argument(name: str, fn: Callable[..., Any]) -> None:
     agree(fn, lambda: (randn(70, 70),), tol=1e-4)

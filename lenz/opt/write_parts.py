@@ -1,0 +1,119 @@
+"""Write the part of an argument that a graph changes, and not all of it.
+
+    map (i: 8, j: 1000) { masked(and(le(4, j), lt(j, 6)), %new, load(%x, [i, j])) }; mutate %x
+    ==>  scatter set (i: 8, j: 2) (%x, [i, j + 4]) { %new at j + 4 }
+
+The map would read and write the whole argument, such as a cache of which each call fills a row. A
+new value that reads the argument is stored first, since a scatter works in the argument's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lenz.context import Context
+from lenz.ir.expr import Expr, load, loads_of, nodes_of, reindex
+from lenz.ir.graph import Graph, Node, Pointwise, Scatter, atom_refs
+from lenz.ir.op import INDEX, MASKED
+from lenz.ir.tensor import Axes, Axis, Buffer, axis, contiguous
+from lenz.ops.compare import EQ, WHERE
+from lenz.opt.each import each
+from lenz.opt.unmask import spare_of, tests_of
+from lenz.records import replace
+from lenz.sym import ONE, ZERO, Sym, SymEnv, affine_in, product
+
+# A map has vectors, and a scatter writes one element after the other: the part must be this small.
+PART = 4
+
+
+def write_parts(g: Graph, cx: Context) -> Graph:
+    """Write the parts of arguments that maps change."""
+    returned = {*atom_refs(g.outputs)}
+    inputs = {m.value: m.input for m in g.mutations if m.value not in returned}
+
+    def changed(n: Node) -> Node | Sequence[Node]:
+        if not isinstance(n, Pointwise) or n.out.name not in inputs:
+            return n
+        return _part(n, inputs[n.out.name], g.env) or n
+
+    return each(g, changed) if inputs else g
+
+
+def _part(n: Pointwise, base: str, env: SymEnv) -> list[Node] | None:
+    """The loops that write the parts, the last one over the others; None if more may change."""
+    own = load(base, [ZERO if a.extent is ONE else a.var for a in n.axes], n.out.dtype)
+    found, rest, size = list[tuple[Axes, tuple[Sym, ...], Expr]](), n.body, 0
+    while rest is not own:
+        layer = _layer(rest, own)
+        ends = [layer and _ends(a, layer[0], n.axes) for a in n.axes]
+        if layer is None or not all(ends):
+            return None
+        axes = tuple(axis(a.name, e[1] - e[0]) for a, e in zip(n.axes, ends, strict=True) if e)
+        at = {a.var: e[0] + x.var for a, e, x in zip(n.axes, ends, axes, strict=True) if e}
+        found.append((axes, tuple(at.values()), reindex(layer[1], at)))
+        size += env.hint(product(a.extent for a in axes))
+        rest = rest.args[2]
+    # Nothing is written to an argument before the checks of the new values have passed.
+    is_checked = any(e.op.guarded for *_, value in found for e in nodes_of(value))
+    if not found or is_checked or PART * size > env.hint(product(n.out.shape)):
+        return None
+    first, then = list[Node](), list[Scatter]()
+    for k, (axes, index, value) in reversed([*enumerate(found)]):
+        if any(e.attrs[0] == base for e in loads_of(value)):
+            layout = contiguous([a.extent for a in axes])
+            part = Buffer(f"{n.out.name}.part{k}", replace(n.out.type, layout=layout), n.out.origin)
+            first.append(Pointwise(part, axes, value))
+            value = load(part.name, [a.var for a in axes], part.dtype)
+        out = replace(n.out, name=f"{n.out.name}.{k}") if k else n.out
+        then.append(Scatter(out, then[-1].out.name if then else base, axes, index, (), value))
+    return [*first, *then]
+
+
+def _layer(e: Expr, own: Expr) -> tuple[list[Expr], Expr] | None:
+    """The tests of a part and its new value, where the rest is e.args[2]; None for other values."""
+    if e.op not in (MASKED, WHERE) or not _are_bounds(e.args[0]):
+        return None
+    tests, value = tests_of(e.args[0]), e.args[1]
+    inner = _layer(value, own) if all(x.args[2:] == (own,) for x in (e, value)) else None
+    return (tests + inner[0], inner[1]) if inner else (tests, value)
+
+
+def _are_bounds(cond: Expr) -> bool:
+    """True for comparisons of positions alone."""
+    return all(_spares(test) for test in tests_of(cond))
+
+
+def _spares(test: Expr) -> list[Sym]:
+    """Numbers that are all at least 0 exactly if a comparison of two positions holds."""
+    if test.op is EQ and all(x.op is INDEX and not x.args for x in test.args):
+        a, b = (x.attrs[0] for x in test.args)
+        return [b - a, a - b]
+    return [] if (spare := spare_of(test)) is None else [spare]
+
+
+def _ends(x: Axis, tests: Sequence[Expr], axes: Axes) -> tuple[Sym, Sym] | None:
+    """The first position of an axis in the part, and the end; None if they are not known."""
+    first: list[Sym] = [ZERO]
+    end = [x.extent]
+    for s in dict.fromkeys(s for test in tests for s in _spares(test)):
+        step, rest = affine_in(s, x.var) or (None, s)
+        if step is None or any(a.var in rest.free_vars for a in axes if step is not ZERO):
+            return None
+        if step is ONE:
+            first.append(-rest)
+        elif step is -ONE:
+            end.append(rest + 1)
+        elif step is not ZERO:
+            return None
+    low, high = _latest(first), _latest([-e for e in end])
+    if low is None or high is None or (-high - low).lo is None or (-high - low).lo < 0:
+        return None
+    return low, -high
+
+
+def _latest(found: Sequence[Sym]) -> Sym | None:
+    """The greatest of some numbers, if that is known of all values of sizes."""
+    for s in found:
+        if all((d := (s - other).lo) is not None and d >= 0 for other in found):
+            return s
+    return None
