@@ -22,16 +22,10 @@ def sigmoid_of(x: Expr) -> Expr:
     return 1.0 / (1.0 + ops.exp(-x))
 
 
-@elementwise("relu")
-def relu(x: Expr) -> Expr:
-    """max(x, 0), NaN kept."""
-    return ops.maximum(x, 0)
-
-
 @elementwise("relu6")
 def relu6(x: Expr) -> Expr:
     """min(max(x, 0), 6), NaN kept."""
-    return ops.minimum(relu(x), 6)
+    return ops.minimum(ops.maximum(x, 0), 6)
 
 
 @elementwise("gelu")
@@ -62,29 +56,11 @@ def gelu_backward(g: Expr, x: Expr, approximate: str = "none") -> Expr:
     return g * (cdf + x * pdf)
 
 
-@elementwise("silu")
-def silu(x: Expr) -> Expr:
-    """x / (1 + exp(-x))."""
-    return x / (ops.exp(-x) + 1.0)
-
-
 @elementwise("silu_backward", tensors=2)
 def silu_backward(g: Expr, x: Expr) -> Expr:
     """g * s * (1 + x * (1 - s)), s = sigmoid(x)."""
     s = sigmoid_of(x)
     return g * s * (x * (1.0 - s) + 1.0)
-
-
-@elementwise("sigmoid_backward", tensors=2)
-def sigmoid_backward(g: Expr, y: Expr) -> Expr:
-    """g * (1 - y) * y of the result y."""
-    return g * (1.0 - y) * y
-
-
-@elementwise("tanh_backward", tensors=2)
-def tanh_backward(g: Expr, y: Expr) -> Expr:
-    """g * (1 - y * y) of the result y."""
-    return g * (1.0 - ops.square(y))
 
 
 @elementwise("logit_backward", tensors=2)
@@ -95,36 +71,6 @@ def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
     return ops.where(outside, math.nan if eps is None else 0.0, g / (x * (1.0 - x)))
 
 
-@elementwise("threshold_backward", tensors=2)
-def threshold_backward(g: Expr, x: Expr, threshold: Number) -> Expr:
-    """0 where x <= threshold, else g."""
-    return ops.where(x <= threshold, 0, g)
-
-
-@elementwise("hardtanh")
-def hardtanh(x: Expr, min_val: Number = -1, max_val: Number = 1) -> Expr:
-    """x between the bounds."""
-    return ops.minimum(ops.maximum(x, min_val), max_val)
-
-
-@elementwise("hardtanh_backward", tensors=2)
-def hardtanh_backward(g: Expr, x: Expr, min_val: Number, max_val: Number) -> Expr:
-    """g strictly inside the bounds; 0 for NaN, as in ATen's vectors."""
-    return ops.where((x > min_val) & (x < max_val), g, 0)
-
-
-@elementwise("hardsigmoid")
-def hardsigmoid(x: Expr) -> Expr:
-    """relu6(x + 3) / 6."""
-    return relu6(x + 3.0) / 6.0
-
-
-@elementwise("hardswish")
-def hardswish(x: Expr) -> Expr:
-    """x * relu6(x + 3) / 6."""
-    return x * relu6(x + 3.0) / 6.0
-
-
 @elementwise("hardswish_backward", tensors=2)
 def hardswish_backward(g: Expr, x: Expr) -> Expr:
     """g * (x / 3 + 1/2) in the bend, 0 below it, g above it."""
@@ -133,35 +79,11 @@ def hardswish_backward(g: Expr, x: Expr) -> Expr:
     return ops.where(x <= -3.0, 0.0, above)
 
 
-@elementwise("hardshrink_backward", "softshrink_backward", tensors=2)
-def shrink_backward(g: Expr, x: Expr, lambd: Number) -> Expr:
-    """g where |x| > lambd, else 0; 0 for NaN, as in ATen's vectors."""
-    return ops.where((x < -lambd) | (x > lambd), g, 0.0)
-
-
 @elementwise("elu")
 def elu(x: Expr, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Expr:
     """scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below."""
     low = ops.expm1(x * input_scale) * (float(alpha) * float(scale))
     return ops.where(x < 0.0, low, x * scale)
-
-
-@elementwise("celu")
-def celu(x: Expr, alpha: Number = 1) -> Expr:
-    """x above 0, alpha * (exp(x / alpha) - 1) below."""
-    return elu(x, alpha, 1, 1 / float(alpha))
-
-
-@elementwise("leaky_relu")
-def leaky_relu(x: Expr, negative_slope: Number = 0.01) -> Expr:
-    """x above 0, slope * x below."""
-    return ops.where(x > 0.0, x, x * negative_slope)
-
-
-@elementwise("leaky_relu_backward", tensors=2)
-def leaky_relu_backward(g: Expr, x: Expr, negative_slope: Number, is_result: bool) -> Expr:
-    """g above 0, slope * g below."""
-    return ops.where(x > 0.0, g, g * negative_slope)
 
 
 @elementwise("softplus")
@@ -172,12 +94,6 @@ def softplus(x: Expr, beta: Number = 1, threshold: Number = 20) -> Expr:
     return ops.where(z > threshold, x, soft)
 
 
-@elementwise("mish")
-def mish(x: Expr) -> Expr:
-    """x * tanh(log(1 + exp(x)))."""
-    return x * ops.tanh(ops.log1p(ops.exp(x)))
-
-
 @elementwise("mish_backward", tensors=2)
 def mish_backward(g: Expr, x: Expr) -> Expr:
     """g * (t + x * sigmoid(x) * (1 - t^2)), t = tanh(softplus(x))."""
@@ -186,10 +102,33 @@ def mish_backward(g: Expr, x: Expr) -> Expr:
     return g * (t + steep)
 
 
-@elementwise("_prelu_kernel", tensors=2)
-def prelu(x: Expr, weight: Expr) -> Expr:
-    """x above 0, weight * x below."""
-    return ops.where(x > 0.0, x, weight * x)
+# Formulas of one line. `y` is the result of the op whose gradient it is. Comparisons with NaN are
+# false: so two gradients give 0 for it, as ATen's vectors do.
+elementwise("relu")(lambda x: ops.maximum(x, 0))
+elementwise("silu")(lambda x: x / (ops.exp(-x) + 1.0))
+elementwise("mish")(lambda x: x * ops.tanh(ops.log1p(ops.exp(x))))
+elementwise("hardsigmoid")(lambda x: relu6(x + 3.0) / 6.0)
+elementwise("hardswish")(lambda x: x * relu6(x + 3.0) / 6.0)
+elementwise("hardtanh")(
+    lambda x, min_val=-1, max_val=1: ops.minimum(ops.maximum(x, min_val), max_val)
+)
+elementwise("celu")(lambda x, alpha=1: elu(x, alpha, 1, 1 / float(alpha)))
+elementwise("leaky_relu")(lambda x, negative_slope=0.01: ops.where(x > 0.0, x, x * negative_slope))
+elementwise("_prelu_kernel", tensors=2)(lambda x, weight: ops.where(x > 0.0, x, weight * x))
+elementwise("sigmoid_backward", tensors=2)(lambda g, y: g * (1.0 - y) * y)
+elementwise("tanh_backward", tensors=2)(lambda g, y: g * (1.0 - ops.square(y)))
+elementwise("threshold_backward", tensors=2)(
+    lambda g, x, threshold: ops.where(x <= threshold, 0, g)
+)
+elementwise("hardtanh_backward", tensors=2)(
+    lambda g, x, min_val, max_val: ops.where((x > min_val) & (x < max_val), g, 0)
+)
+elementwise("hardshrink_backward", "softshrink_backward", tensors=2)(
+    lambda g, x, lambd: ops.where((x < -lambd) | (x > lambd), g, 0.0)
+)
+elementwise("leaky_relu_backward", tensors=2)(
+    lambda g, x, negative_slope, is_result: ops.where(x > 0.0, g, g * negative_slope)
+)
 
 
 @lowering("log_sigmoid_forward")

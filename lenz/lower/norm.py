@@ -189,6 +189,19 @@ class ChannelStatistics:
     n: tuple[Sym, ...]
 
 
+def _in_one_pass(
+    b: GraphBuilder, s: Sets, type: TensorType, total: Callable[[At, str], Value]
+) -> tuple[Value, At]:
+    """The mean of each set, and sum((x - mean)^2), from its sums of x and x^2.
+
+    `total` adds up a function of the elements of each set.
+    """
+    n, at = count(s.over, F64), reader(s.x, F64)
+    x, square = total(at, "total"), total(lambda i: ops.square(at(i)), "total_sq")
+    mean = b.map(lambda i: x.at(i) / n, type, "mean")
+    return mean, lambda i: ops.maximum(square.at(i) - ops.square(x.at(i)) / n, 0.0)
+
+
 def _channel_moments(
     b: GraphBuilder,
     s: Sets,
@@ -196,23 +209,16 @@ def _channel_moments(
     finish: Callable[[Expr], Expr],
     name: str,
 ) -> tuple[Value, Value]:
-    """`moments` of groups of channels, from sums of each channel's x and x^2."""
-    whole, n, at = cut(s.x.shape, tuple(range(2, s.x.rank))), count(s.over, F64), reader(s.x, F64)
+    """`moments` of groups of channels, from sums of each channel."""
+    whole, made = cut(s.x.shape, tuple(range(2, s.x.rank))), b.temp(s.rows, F64, s.x)
 
-    def group(v: Value, name: str) -> Value:
-        def channel(i: Index, r: Index) -> Expr:
-            return v.at(s.join(i, (*r, *(ZERO,) * (s.x.rank - 2)))[:2])
+    def total(fn: At, name: str) -> Value:
+        sums = sum_rows(b, whole, fn, F64, "sums")
+        channel = lambda i, r: sums.at(s.join(i, r)[:2])
+        return b.reduce("sum", s.rows, s.over[:1], channel, None, made, name)
 
-        return b.reduce("sum", s.rows, s.over[:1], channel, None, b.temp(s.rows, F64, s.x), name)
-
-    total = group(sum_rows(b, whole, at, F64, "sums"), "total")
-    total_sq = group(sum_rows(b, whole, lambda i: ops.square(at(i)), F64, "squares"), "total_sq")
-    mean = b.map(lambda i: total.at(i) / n, types[0], "mean")
-
-    def rest(i: Index) -> Expr:
-        return finish(ops.maximum(total_sq.at(i) - ops.square(total.at(i)) / n, 0.0))
-
-    return mean, b.map(rest, types[1], name)
+    mean, squares = _in_one_pass(b, s, types[0], total)
+    return mean, b.map(lambda i: finish(squares(i)), types[1], name)
 
 
 def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
@@ -224,15 +230,8 @@ def channel_statistics(b: GraphBuilder, x: Value) -> ChannelStatistics:
     if acc is F64 or (runs_programs(x.device) and sets.is_static):
         mean, squares = moments(b, sets, (mean_type, mean_type), lambda a: a, "squares")
         return ChannelStatistics(mean, squares.at, s.over)
-    n, at = count(s.over, F64), reader(x, F64)
-    total = sum_rows(b, s, at, F64, "total")
-    total_sq = sum_rows(b, s, lambda i: ops.square(at(i)), F64, "total_sq")
-    mean = b.map(lambda i: total.at(i) / n, mean_type, "mean")
-
-    def rest(i: Index) -> Expr:
-        return ops.maximum(total_sq.at(i) - ops.square(total.at(i)) / n, 0.0)
-
-    return ChannelStatistics(mean, rest, s.over)
+    total = lambda fn, name: sum_rows(b, s, fn, F64, name)
+    return ChannelStatistics(*_in_one_pass(b, sets, mean_type, total), s.over)
 
 
 @dataclass(frozen=True, slots=True)

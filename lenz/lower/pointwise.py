@@ -37,8 +37,8 @@ def clone(b: GraphBuilder, x: Value, **_: Any) -> Value:
     return b.map(x.at)
 
 
-@lowering("copy", float8=True)
-def copy(b: GraphBuilder, x: Value, src: Value, non_blocking: bool = False) -> Value:
+@lowering("copy", "fill", float8=True)
+def copy(b: GraphBuilder, x: Value, src: Operand, non_blocking: bool = False) -> Value:
     """The elements of `src`, broadcast and converted to the shape and type of `x`."""
     return b.map(lambda i: exact(src, i, x.dtype))
 
@@ -82,9 +82,6 @@ def is_own(b: GraphBuilder, x: Value) -> bool:
     if isinstance(n, Extern):
         return all(source in n.mutates for _, source in n.aliases)
     return isinstance(n, LOOPS)
-
-
-lowering("fill", float8=True)(lambda b, x, value: b.map(lambda i: exact(value, i, x.dtype)))
 
 
 @lowering("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", float8=True)

@@ -60,28 +60,16 @@ def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Ind
     return fn
 
 
-@lowering("view.default", "reshape", "_reshape_alias", any_dtype=True)
-def view(b: GraphBuilder, x: Value, *_: object) -> Value:
-    """The same elements in row-major order, in another shape."""
-    return b.view(x, regroup(b.result.shape, x.shape))
-
-
-@lowering("_unsafe_view", any_dtype=True)
-def unsafe_view(b: GraphBuilder, x: Value, *_: object) -> Value:
-    """The same, but not a view for autograd."""
-    return b.view(x, regroup(b.result.shape, x.shape), detached=True)
-
-
-@lowering("alias", "lift", "lift_fresh", "view_as", any_dtype=True)
-def alias(b: GraphBuilder, x: Value, *_: object) -> Value:
-    """Another tensor over the same memory; it only stays if it is a result."""
-    return view(b, x)
-
-
-@lowering("detach", any_dtype=True)
-def detach(b: GraphBuilder, x: Value) -> Value:
-    """The same, but not a view for autograd."""
-    return b.view(x, lambda i: i, detached=True)
+# The same elements in row-major order, perhaps in another shape. An alias only stays if it is a
+# result; the last two are no views for autograd.
+lowering("view.default", "view_as", "reshape", "_reshape_alias", any_dtype=True)(
+    lambda b, x, *_: b.view(x, regroup(b.result.shape, x.shape))
+)
+lowering("alias", "lift", "lift_fresh", any_dtype=True)(lambda b, x: b.view(x, lambda i: i))
+lowering("detach", any_dtype=True)(lambda b, x: b.view(x, lambda i: i, detached=True))
+lowering("_unsafe_view", any_dtype=True)(
+    lambda b, x, *_: b.view(x, regroup(b.result.shape, x.shape), detached=True)
+)
 
 
 @lowering("permute", any_dtype=True)
@@ -106,10 +94,8 @@ def transpose(b: GraphBuilder, x: Value, dim0: int, dim1: int) -> Value:
     return permute(b, x, order)
 
 
-@lowering("t", any_dtype=True)
-def t(b: GraphBuilder, x: Value) -> Value:
-    """The transpose of a matrix; vectors stay."""
-    return permute(b, x, tuple(reversed(range(x.rank))))
+# The transpose of a matrix; vectors stay.
+lowering("t", any_dtype=True)(lambda b, x: permute(b, x, range(x.rank)[::-1]))
 
 
 @lowering("expand", "expand_as", "broadcast_to", any_dtype=True)
@@ -180,10 +166,7 @@ def slice_start(start: Size | None, size: Sym) -> Sym:
     return minimum(maximum(at_least_zero(0 if start is None else start, size), ZERO), size)
 
 
-@lowering("narrow", any_dtype=True)
-def narrow(b: GraphBuilder, x: Value, dim: int, start: Size, length: Size) -> Value:
-    """`length` elements from `start`."""
-    return slice_(b, x, dim, start)
+lowering("narrow", any_dtype=True)(lambda b, x, dim, start, length: slice_(b, x, dim, start))
 
 
 @lowering("diagonal", any_dtype=True)
