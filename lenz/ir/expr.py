@@ -283,10 +283,8 @@ def vars_of(*bodies: Expr) -> set[Var]:
 def finished(finish: Expr, acc: Expr) -> Expr:
     """A reduction's finish with its result in place of ref(acc)."""
 
-    def visit(e: Expr, args: list[Expr]) -> Expr:
-        return acc if e.op is _op.REF and e.attrs[0] == "acc" else rebuild(e, tuple(args))
-
-    return interpret(finish, visit)
+    new = lambda e: acc if e.op is _op.REF and e.attrs[0] == "acc" else e
+    return rewritten(finish, new)
 
 
 def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -325,15 +323,33 @@ def reindex(body: Expr, mapping: Mapping[Var, Sym], bound: tuple[Expr, ...] = ()
     return keep_checks(interpret(body, visit), bound)
 
 
-def replace_loads(body: Expr, replacement: Callable[[Expr], Expr | None]) -> Expr:
+def rewritten(body: Expr, f: Callable[[Expr], Expr], memo: dict[Expr, Expr] | None = None) -> Expr:
+    """The body with each node replaced by f of it, operands first."""
+    return interpret(body, lambda e, args: f(rebuild(e, tuple(args))), memo)
+
+
+def replaced(body: Expr, new: Mapping[Expr, Expr]) -> Expr:
+    """The body with other expressions in place of some."""
+    return rewritten(body, lambda e: e, {**new})
+
+
+def replace_loads(
+    body: Expr, replacement: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None
+) -> Expr:
     """Replace loads, innermost first: replacement(load) is an expression, or None to keep it."""
 
-    def visit(e: Expr, args: list[Expr]) -> Expr:
-        new = rebuild(e, tuple(args))
-        other = replacement(new) if new.op is _op.LOAD else None
-        return new if other is None else other
+    def visit(e: Expr) -> Expr:
+        other = replacement(e) if e.op is _op.LOAD else None
+        return e if other is None else other
 
-    return interpret(body, visit)
+    return rewritten(body, visit, memo)
+
+
+def renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
+    """A function that renames the buffers that an expression reads."""
+    memo: dict[Expr, Expr] = {}
+    new = lambda e: load(name_of(e.attrs[0]), *e.attrs[1:], e.args)
+    return lambda body: replace_loads(body, new, memo)
 
 
 def cost_of(*bodies: Expr) -> float:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64, DType
-from lenz.ir.expr import Expr, load, loads_of, replace_loads
+from lenz.ir.expr import Expr, load, loads_of, renaming
 from lenz.ir.syntax import exprs_in, map_values, slots_in
 from lenz.ir.tensor import Axis, Buffer, axes_for
 from lenz.records import dataclass, field, replace
@@ -428,13 +428,8 @@ def rename_reads(n: Node, same: dict[str, str]) -> Node:
             new["args"] = tuple([_atom(a, same) for a in n.args])
             new["kwargs"] = tuple([(k, _atom(a, same)) for k, a in n.kwargs])
     if isinstance(n, LOOPS):
-        n = map_bodies(n, lambda e: replace_loads(e, lambda at: _renamed(at, same)))
+        n = map_bodies(n, renaming(lambda name: same.get(name, name)))
     return replace(n, **new)
-
-
-def _renamed(e: Expr, same: dict[str, str]) -> Expr | None:
-    name, index, dtype = e.attrs
-    return load(same[name], index, dtype, e.args) if name in same else None
 
 
 def _atom(a: Atom, same: dict[str, str]) -> Atom:

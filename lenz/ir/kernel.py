@@ -43,7 +43,7 @@ from itertools import chain
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from lenz.ir.dtype import DType
-from lenz.ir.expr import Expr, interpret, load, loads_of, nodes_of, rebuild, reindex
+from lenz.ir.expr import Expr, loads_of, nodes_of, reindex, renaming
 from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View, acc_dtype
 from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.syntax import exprs_in, map_values, slots_in
@@ -291,19 +291,6 @@ def moved(s: Stmt | LookBack, at: Mapping[Var, Sym], over: bool = False) -> Any:
     new = lambda x: substitute(x, at) if isinstance(x, Sym) else tuple([at.get(v, v) for v in x])
     kinds = _MOVED | _LOOPS if over else _MOVED
     return _with_fields(map_values(s, lambda e: reindex(e, at)), kinds, new)
-
-
-def renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
-    """A function that renames the buffers that an expression reads."""
-    memo: dict[Expr, Expr] = {}
-
-    def visit(e: Expr, args: list[Expr]) -> Expr:
-        if e.op is LOAD:
-            name, at, dtype = e.attrs
-            return load(name_of(name), at, dtype, tuple(args))
-        return rebuild(e, tuple(args))
-
-    return lambda e: interpret(e, visit, memo)
 
 
 def renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import BOOL, F32, I32, I64
-from lenz.ir.expr import Expr, index, interpret, rebuild, vars_of
+from lenz.ir.expr import Expr, index, rebuild, rewritten, vars_of
 from lenz.ir.graph import Graph, map_bodies
 from lenz.ir.op import INDEX
 from lenz.ops.cast import CAST
@@ -26,11 +26,10 @@ MOST = 2**31 - 1
 
 def narrow(g: Graph, cx: Context) -> Graph:
     """Compare positions in 32 bits."""
-    return each_on_gpus(g, lambda n: map_bodies(n, lambda body: interpret(body, _visit)))
+    return each_on_gpus(g, lambda n: map_bodies(n, lambda body: rewritten(body, _short_places)))
 
 
-def _visit(e: Expr, args: list[Expr]) -> Expr:
-    e = rebuild(e, tuple(args))
+def _short_places(e: Expr) -> Expr:
     if e.op is CAST and e.dtype is F32 and _is_place(e.args[0]):
         return rebuild(e, (_short(e.args[0]),))
     if e.dtype is not BOOL or len(e.args) != 2 or any(a.dtype is not I64 for a in e.args):

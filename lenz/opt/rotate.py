@@ -16,7 +16,7 @@ from collections.abc import Callable
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import F32
-from lenz.ir.expr import Expr, interpret, load, rebuild
+from lenz.ir.expr import Expr, load, rebuild, rewritten
 from lenz.ir.graph import Graph, map_bodies
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED
 from lenz.ops.arith import NEG
@@ -35,12 +35,11 @@ def rotate(g: Graph, cx: Context) -> Graph:
 
 
 def _once(body: Expr, widened: Callable[[Expr], Expr]) -> Expr:
-    new = interpret(body, _visit)
+    new = rewritten(body, _joined)
     return body if new is body else widened(new)
 
 
-def _visit(e: Expr, args: list[Expr]) -> Expr:
-    e = rebuild(e, tuple(args))
+def _joined(e: Expr) -> Expr:
     halves = _halves(e.args[0]) if e.op in (WHERE, MASKED) else None
     merged = None if halves is None else halves.merged(e.args[1], e.args[2])
     return e if merged is None else merged

@@ -37,13 +37,9 @@ def unmask(g: Graph, cx: Context) -> Graph:
 def _unmasked(n: Loop, shapes: Mapping[str, tuple[Sym, ...]]) -> Loop:
     # Rows of a reduction lie along its last axis, even where its result keeps no axis for them.
     row = n.raxes if isinstance(n, Reduction) else n.axes
-
-    def visit(e: Expr, args: list[Expr]) -> Expr:
-        e = expr.rebuild(e, tuple(args))
-        return _lowered(e, {a.var for a in row[-1:]}, shapes) if e.op is MASKED else e
-
-    memo: dict[Expr, Expr] = {}
-    return map_bodies(n, lambda body: expr.interpret(body, visit, memo))
+    inner, memo = {a.var for a in row[-1:]}, dict[Expr, Expr]()
+    new = lambda e: _lowered(e, inner, shapes) if e.op is MASKED else e
+    return map_bodies(n, lambda body: expr.rewritten(body, new, memo))
 
 
 def _lowered(e: Expr, inner: Set[Var], shapes: Mapping[str, tuple[Sym, ...]]) -> Expr:

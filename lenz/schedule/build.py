@@ -12,7 +12,7 @@ from dataclasses import replace
 from lenz.context import Context
 from lenz.ir import kernel as ir
 from lenz.ir.dtype import I64
-from lenz.ir.expr import all_syms, is_bound_var, loads_of
+from lenz.ir.expr import all_syms, is_bound_var, loads_of, renaming
 from lenz.ir.tensor import Buffer
 from lenz.machines import Form, Space, machine_of
 from lenz.schedule.cut import bounded
@@ -43,7 +43,7 @@ def build(
     def number(name: str) -> str:
         return names.setdefault(name, f"b{len(names)}")
 
-    numbered = ir.renaming(number)
+    numbered = renaming(number)
     nests = tuple(
         replace(
             n,

@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from lenz import ops
 from lenz.ir.axes import by_stride, merged, taken_apart
-from lenz.ir.expr import Expr, all_syms, finished, interpret, load, loads_of, rebuild, reindex
+from lenz.ir.expr import Expr, all_syms, finished, load, loads_of, reindex, replace_loads
 from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.kernel import digits, position
-from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axes, Axis, Buffer, Layout, axis
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
@@ -98,23 +97,23 @@ def nest_of(
     `roots` names, for each view, the buffer that it aliases.
     """
 
-    def flat(e: Expr, args: list[Expr]) -> Expr:
-        if e.op is not LOAD:
-            return rebuild(e, tuple(args))
+    def laid(e: Expr) -> Expr:
         name, at, dtype = e.attrs
-        return load(roots.get(name, name), (layouts[name].at(at),), dtype, tuple(args))
+        return load(roots.get(name, name), (layouts[name].at(at),), dtype, e.args)
+
+    flat = lambda body: replace_loads(body, laid)
 
     into, layout = target or n.out.name, n.out.type.layout
     if isinstance(n, Scatter):
         # An index that is just a variable reads a different element for each value.
         free = tuple(a for a in n.axes if a.var in n.index)
         rest = tuple(a for a in n.axes if a.var not in n.index)
-        update = Update(n.mode, tuple(interpret(e, flat) for e in n.bound))
-        value, at = interpret(n.value, flat), layout.at(n.index)
+        update = Update(n.mode, tuple(map(flat, n.bound)))
+        value, at = flat(n.value), layout.at(n.index)
         return _merged(Nest(n.out, into, free, rest, value, at, update))
-    body, offset = interpret(n.body, flat), layout.at([a.var for a in n.axes])
+    body, offset = flat(n.body), layout.at([a.var for a in n.axes])
     if isinstance(n, Reduction):
-        fold = Fold(n.kind, interpret(n.finish, flat))
+        fold = Fold(n.kind, flat(n.finish))
         nest = Nest(n.out, into, n.axes, n.raxes, body, offset, fold)
         nest = _merged(nest if runs_programs(n.out.type.device) else _in_digits(nest))
         return nest if nest.raxes else _of_one(nest)
@@ -125,7 +124,7 @@ def nest_of(
         offset = layout.at([kept[0].var if kept and a is along else a.var for a in n.axes])
         return _merged(Nest(n.out, into, rows, (along,), body, offset, Sorted(kept)))
     if isinstance(n, Scan):
-        along, running = n.axes[n.dim], Running(n.kind, interpret(n.finish, flat))
+        along, running = n.axes[n.dim], Running(n.kind, flat(n.finish))
         rows = tuple(a for a in n.axes if a is not along)
         nest = Nest(n.out, into, rows, (along,), body, offset, running)
         turn = {along.var: along.extent - 1 - along.var} if n.reverse else {}

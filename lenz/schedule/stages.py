@@ -286,17 +286,10 @@ def _keep_dear_values(g: Group, s: Stages) -> None:
         s.loops[first].insert(0, Store(local.name, at[0], e))
         again = expr.load(local.name, at, e.dtype)
         for k in later:
-            s.loops[k] = [_replaced(x, e, again) for x in s.loops[k]]
+            s.loops[k] = [replace(x, value=expr.replaced(x.value, {e: again})) for x in s.loops[k]]
 
 
 def _is_dear(e: Expr, inner: set[Var]) -> bool:
     # It must vary along the row; otherwise it is hoisted out of the loop anyway.
     varies = any(v in inner for x in expr.nodes_of(e) for s in expr.syms_of(x) for v in s.free_vars)
     return varies and expr.cost_of(e) - len(expr.loads_of(e)) >= DEAR
-
-
-def _replaced(s: Statement, old: Expr, new: Expr) -> Statement:
-    def visit(x: Expr, args: list[Expr]) -> Expr:
-        return new if x is old else expr.rebuild(x, tuple(args))
-
-    return replace(s, value=expr.interpret(s.value, visit))

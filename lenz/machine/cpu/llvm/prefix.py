@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from lenz import ops
 from lenz.ir.dtype import I32
-from lenz.ir.expr import Expr, interpret, rebuild, ref
+from lenz.ir.expr import ref, replaced
 from lenz.ir.kernel import Scan
-from lenz.ir.op import REF
 from lenz.machine.cpu.llvm.accumulators import Accumulator
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.legalise import legal_expr
@@ -102,17 +101,9 @@ def combine(w: Writer, acc: Accumulator, x: Names, y: Names) -> Names:
     (dtype,) = acc.dtypes
     fn, level = w.scopes.fn, w.scopes.fn.level
     # Distinct names, so that the memo of values cannot confuse two uses.
-    number = fn.label()
-    for name, names in (("x", x), ("y", y)):
-        w.values.refs[f"{name}.{number}"] = Value(names, level, acc.lanes)
-    e = _renamed(legal_expr(ops.combine(acc.stmt.kind, ref("x", dtype), ref("y", dtype))), number)
+    number, parts = fn.label(), (ref("x", dtype), ref("y", dtype))
+    own = [f"{e.attrs[0]}.{number}" for e in parts]
+    w.values.refs.update(zip(own, (Value(n, level, acc.lanes) for n in (x, y)), strict=True))
+    new = dict(zip(parts, (ref(name, dtype) for name in own), strict=True))
+    e = replaced(legal_expr(ops.combine(acc.stmt.kind, *parts)), new)
     return w.scopes.spread(w.values.value(e), dtype, acc.lanes, len(x))
-
-
-def _renamed(e: Expr, number: str) -> Expr:
-    def visit(e: Expr, args: list[Expr]) -> Expr:
-        if e.op is REF:
-            return ref(f"{e.attrs[0]}.{number}", e.dtype)
-        return rebuild(e, tuple(args))
-
-    return interpret(e, visit)
