@@ -22,13 +22,10 @@ def by_stride(axes: Axes, syms: Sequence[Sym]) -> Axes:
                 return abs(parts[0].value) if isinstance(parts[0], Int) else inf
         return 0
 
-    strides = [stride(a) for a in axes]
-    if any(s < 0 for s in strides):
+    strides = {a: stride(a) for a in axes}
+    if any(s < 0 or (s == 0 and a.extent is not ONE) for a, s in strides.items()):
         return axes
-    order = sorted(range(len(axes)), key=lambda k: (-strides[k] if strides[k] else 0, k))
-    if any(strides[k] == 0 and axes[k].extent is not ONE for k in range(len(axes))):
-        return axes
-    return tuple(axes[k] for k in order)
+    return tuple(sorted(axes, key=lambda a: -strides[a]))
 
 
 def merged(axes: Axes, prefix: str, syms: Sequence[Sym]) -> tuple[Axes, dict[Var, Sym]]:
@@ -45,21 +42,15 @@ def merged(axes: Axes, prefix: str, syms: Sequence[Sym]) -> tuple[Axes, dict[Var
             groups[-1].append(a)
         else:
             groups.append([a])
-    made: list[Axis] = []
-    for k, group in enumerate(groups):
-        new = axis(f"{prefix}{k}", product(a.extent for a in group))
-        made.append(new)
+    made = [axis(f"{prefix}{k}", product(a.extent for a in g)) for k, g in enumerate(groups)]
+    for group, new in zip(groups, made, strict=True):
         at.update(digits(group, new.var))
     return tuple(made), at
 
 
 def _joins(s: Sym, outer: Axis, inner: Axis) -> bool:
-    if outer.var not in s.free_vars and inner.var not in s.free_vars:
-        return True
     first, second = affine_in(s, outer.var), affine_in(s, inner.var)
-    if first is None or second is None:
-        return False
-    return first[0] is second[0] * inner.extent
+    return first is not None and second is not None and first[0] is second[0] * inner.extent
 
 
 def taken_apart(axes: Axes, syms: Sequence[Sym]) -> tuple[Axis, Axes, dict[Var, Sym]] | None:

@@ -92,17 +92,12 @@ def _lanewise(module: Module, head: str, symbol: str, element: str, arity: int, 
 
 def ldexp(b: Instructions, dtype: DType, x: Names, k: Names) -> Names:
     """x * 2^k for i32 exponents by vscalef of AVX512, which LLVM has only for vectors."""
-    fn, level, element = b.fn, b.level, value_type(dtype)
+    element = value_type(dtype)
     lanes = b.lanes if b.lanes > 1 else 16 // dtype.bytes
     v, i = vector(element, lanes), vector("i32", lanes)
     name = f"llvm.ldexp.{suffix(element, lanes)}.{suffix('i32', lanes)}"
-    callee = fn.module.declare(name, v, v, i)
-    out: list[str] = []
-    for a, c in zip(x, k, strict=True):
-        p, q = _widened(b, element, a, lanes), _widened(b, "i32", c, lanes)
-        whole = fn.let(level, f"call {v} {callee}({v} {p}, {i} {q})")
-        out.append(_first(b, element, whole, lanes))
-    return tuple(out)
+    callee = b.fn.module.declare(name, v, v, i)
+    return _on_whole(b, (element, "i32"), lanes, f"call {v} {callee}({v} {{}}, {i} {{}})", x, k)
 
 
 def copysign(b: Instructions, dtype: DType, x: Names, y: Names) -> Names:
@@ -128,11 +123,16 @@ def scalef(b: Instructions, _: DType, x: Names, k: Names) -> Names:
     callee = b.fn.module.declare(name, v, v, v, v, "i16", "i32")
     # All lanes, and the current rounding (4).
     rest = f"{v} zeroinitializer, i16 -1, i32 4"
+    text = f"call {v} {callee}({v} {{}}, {v} {{}}, {rest})"
+    return _on_whole(b, ("float", "float"), 16, text, x, k)
+
+
+def _on_whole(b: Instructions, kinds: Sequence[str], lanes: int, text: str, *xs: Names) -> Names:
+    """The results of an instruction on vectors of `lanes` lanes, of which the first are b's."""
     out: list[str] = []
-    for a, c in zip(x, k, strict=True):
-        p, q = (_widened(b, "float", n, 16) for n in (a, c))
-        whole = b.fn.let(b.level, f"call {v} {callee}({v} {p}, {v} {q}, {rest})")
-        out.append(_first(b, "float", whole, 16))
+    for row in zip(*xs, strict=True):
+        whole = [_widened(b, t, x, lanes) for t, x in zip(kinds, row, strict=True)]
+        out.append(_first(b, kinds[0], b.fn.let(b.level, text.format(*whole)), lanes))
     return tuple(out)
 
 
