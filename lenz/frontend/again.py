@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
+from lenz.frontend.calls import inserter
 from lenz.frontend.restride import corrected
 from lenz.frontend.values import HALVES, are_same, unguarded
 from lenz.traits import arguments, has
@@ -188,20 +189,6 @@ def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:
         elif has(u.target, "view") and not backward.isdisjoint(readers_of(u)):
             view = graph.node_copy(u, lambda a: new if a is old else a)
             hand_on(graph, u, view, backward)
-
-
-def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
-    """Return a function that inserts calls at `n`, with the origin of `n` and their own values."""
-
-    def call(op: Any, *args: Any, **kwargs: Any) -> Node:
-        name = op.overloadpacket.__name__.strip("_")
-        made = graph.create_node("call_function", op, args, kwargs, name)
-        made.meta = {k: v for k, v in n.meta.items() if k != "tensor_meta"}
-        real = [a.meta["val"] if isinstance(a, Node) else a for a in args]
-        made.meta["val"] = op(*real, **kwargs)
-        return made
-
-    return call
 
 
 def converted(call: Callable[..., Node], a: Any, dtype: torch.dtype) -> Any:

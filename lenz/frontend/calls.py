@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from types import FunctionType
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree
 
 from lenz.frontend.values import storage_of
@@ -47,6 +47,21 @@ def called(
         made = gm.graph.create_node(kind, target, args, kwargs)
     made.meta = {k: v for k, v in (like or before).meta.items() if k in KEPT}
     return made
+
+
+def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
+    """Return a function that inserts calls at `n`, with the origin of `n` and their own values."""
+
+    def call(op: Any, *args: Any, **kwargs: Any) -> Node:
+        name = getattr(op, "overloadpacket", op).__name__.strip("_")
+        made = graph.create_node("call_function", op, args, kwargs, name)
+        own = ("tensor_meta", "unbacked_bindings", "desc", "val")
+        made.meta = {k: v for k, v in n.meta.items() if k not in own}
+        real = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        made.meta["val"] = op(*real, **kwargs)
+        return made
+
+    return call
 
 
 def traced(n: Node) -> Any:

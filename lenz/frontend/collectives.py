@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import torch
 import torch.fx.node
 from torch.fx import Node
+
+from lenz.frontend.values import added
 
 SPACES = ("_c10d_functional", "c10d_functional", "_dtensor")
 
@@ -27,17 +28,10 @@ def collectives() -> frozenset[Any]:
     return frozenset(getattr(p, overload) for p in packets for overload in p.overloads())
 
 
-@contextmanager
-def none_dropped() -> Iterator[None]:
+def none_dropped() -> AbstractContextManager[None]:
     """Keep torch from dropping collectives in this context.
 
     Only for a time: differentiating graphs in parts may drop and repeat them.
     """
     is_used = torch.distributed.is_available() and torch.distributed.is_initialized()
-    effects = torch.fx.node._side_effectful_functions
-    added = collectives() - effects if is_used else frozenset()
-    effects |= added
-    try:
-        yield
-    finally:
-        effects -= added
+    return added(collectives() if is_used else set(), torch.fx.node._side_effectful_functions)

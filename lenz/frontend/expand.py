@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from lenz.debug.blame import blaming
+from lenz.frontend.calls import inserter
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.parts import PARTS
 from lenz.frontend.refusals import is_refused
@@ -130,12 +131,9 @@ def _number(gm: GraphModule, n: Node, m: Node, device: torch.device) -> Node:
 
     There it is a CPU tensor, here one on the device of `n`.
     """
-    fake = m.meta["val"]
-    how = {"dtype": fake.dtype, "device": device}
-    made = gm.graph.call_function(aten.full.default, ([], m.args[0]), how)
-    with fake.fake_mode:
-        made.meta = {**n.meta, "val": torch.empty((), **how)}
-    return made
+    call, dtype = inserter(gm.graph, n), m.meta["val"].dtype
+    with m.meta["val"].fake_mode:
+        return call(aten.full.default, [], m.args[0], dtype=dtype, device=device)
 
 
 def _give(n: Node, result: Any, changed: set[Node]) -> None:

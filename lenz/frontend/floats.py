@@ -8,8 +8,8 @@ graph, specialises the float, and makes Dynamo start again: everything is traced
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from torch._dynamo.symbolic_convert import TensorifyState
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from lenz.frontend.values import added
 
 # Functions whose float arguments have the schema type `float`, which takes no SymFloat: tracing
 # reads their value and guards on it.
@@ -59,18 +61,13 @@ def fix_floats(gm: GraphModule) -> None:
         raise TensorifyScalarRestartAnalysis
 
 
-@contextmanager
-def kept_tensors() -> Iterator[None]:
+def kept_tensors() -> AbstractContextManager[None]:
     """Keep AOTAutograd from specialising `tensor_symbols`, for which it would restart Dynamo.
 
-    Dynamo would then drop writes into these tensors: docs/upstream/torch_lost_writes.py.
+    Dynamo would then drop writes into these tensors: docs/upstream/torch_lost_writes.py. The
+    context ends before Dynamo may start again for another float.
     """
-    names = tensor_symbols() - TensorifyState.force_specializations
-    TensorifyState.force_specializations |= names
-    try:
-        yield
-    finally:  # before Dynamo may start again for another float
-        TensorifyState.force_specializations -= names
+    return added(tensor_symbols(), TensorifyState.force_specializations)
 
 
 def tensor_symbols() -> set[str]:

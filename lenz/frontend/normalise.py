@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree
 
-from lenz.frontend.calls import storages
+from lenz.frontend.calls import inserter, storages
 from lenz.frontend.collectives import is_collective
 from lenz.frontend.overwritten import COPY
 from lenz.frontend.values import is_same_layout
@@ -52,12 +51,9 @@ def multiply_in_pairs(graph: Graph) -> None:
     """Split products of more than two sizes: torch calls `operator.mul` once for all of them."""
     for node in graph.nodes:
         while node.target is operator.mul and len(node.args) > 2:
-            first, *rest = node.args
-            a, b = (x.meta["val"] if isinstance(x, Node) else x for x in (first, rest[0]))
+            first, second, *rest = node.args
             with graph.inserting_before(node):
-                pair = graph.call_function(operator.mul, (first, rest.pop(0)))
-            pair.meta = {**node.meta, "val": a * b}
-            node.args = (pair, *rest)
+                node.args = (inserter(graph, node)(operator.mul, first, second), *rest)
 
 
 def written_by(node: Node) -> tuple[Node, ...]:
@@ -119,17 +115,12 @@ def view_strided(graph: Graph) -> None:
             and offset in (None, x.storage_offset())
             and all(n == 1 or a == b for n, a, b in zip(size, stride, dense, strict=True))
         ):
+            call, source, shape = inserter(graph, node), node.args[0], list(size)
             with graph.inserting_before(node):
-                source, shape = node.args[0], list(size)
                 if node.target is STRIDED[1]:
-                    how: dict[str, Any] = {"memory_format": torch.contiguous_format}
-                    source, shape = node.args[1], list(x.shape)
-                    made = graph.call_function(aten.clone.default, (source,), how)
-                    made.meta = {**node.meta, "val": aten.clone.default(own[-1], **how)}
-                    source = made
-                view = graph.call_function(aten.view.default, (source, shape))
-            view.meta = {**node.meta, "val": aten.view.default(source.meta["val"], shape)}
-            replace(graph, node, view)
+                    form, shape = torch.contiguous_format, list(x.shape)
+                    source = call(aten.clone.default, node.args[1], memory_format=form)
+                replace(graph, node, call(aten.view.default, source, shape))
 
 
 def drop_noops(graph: Graph, touched: TouchedStorages) -> None:

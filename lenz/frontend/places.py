@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from lenz.frontend.again import converted, inserter
+from lenz.frontend.again import converted
+from lenz.frontend.calls import inserter
 from lenz.frontend.values import are_same, unguarded
 from lenz.traits import trait
 

@@ -45,9 +45,7 @@ def bools(*args: Any, **_: Any) -> bool:
 def _norm(x: Tensor, *args: Any, **kwargs: Any) -> bool:
     """Weights and statistics have another type than x, other than f32 with half types."""
     kinds = {t.dtype for t in _tensors(args, kwargs)}
-    return (
-        bool(kinds) and kinds != {x.dtype} and not (x.dtype in HALVES and kinds == {torch.float32})
-    )
+    return kinds not in (set(), {x.dtype}, {torch.float32} if x.dtype in HALVES else set())
 
 
 def _other_than(part: Callable[..., Tensor]) -> Refusal:

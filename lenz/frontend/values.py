@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,17 @@ def unguarded(mode: FakeTensorMode) -> Iterator[None]:
         return
     with mode, mode.shape_env.suppress_guards(), enable_python_dispatcher():
         yield
+
+
+@contextmanager
+def added(more: Set[Any], to: set[Any]) -> Iterator[None]:
+    """Add elements to a set of torch's in this context."""
+    new = more - to
+    to |= new
+    try:
+        yield
+    finally:
+        to -= new
 
 
 def has_fakes(values: Sequence[Any]) -> bool:

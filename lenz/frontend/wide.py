@@ -6,7 +6,7 @@ Numbers made from sizes of tensors alone are left out: memory bounds them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, log2, prod
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from lenz.errors import Unsupported
-from lenz.frontend.calls import traced
+from lenz.frontend.calls import inserter, traced
 from lenz.frontend.program import GraphKind
 from lenz.frontend.values import storage_of
 
@@ -80,15 +80,9 @@ def _is_whole(e: Any) -> bool:
 
 def _assert_between(graph: Graph, n: Node, low: int, high: int) -> None:
     """Assert that an integer is in [low, high]."""
-    parts = _condition(graph, operator.ge, n, low), _condition(graph, operator.le, n, high)
-    holds = _condition(graph, operator.and_, *parts)
+    call = inserter(graph, n)
+    holds = call(operator.and_, call(operator.ge, n, low), call(operator.le, n, high))
     graph.call_function(torch.ops.aten._assert_scalar.default, (holds, TOO_LARGE))
-
-
-def _condition(graph: Graph, fn: Callable[..., Any], *args: Any) -> Node:
-    n = graph.call_function(fn, args)
-    n.meta["val"] = fn(*(a.meta["val"] if isinstance(a, Node) else a for a in args))
-    return n
 
 
 def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:

@@ -61,12 +61,6 @@ def div(b: GraphBuilder, x: Operand, y: Operand, rounding_mode: str | None = Non
 lowering("floor_divide")(lambda b, x, y: div(b, x, y, "floor"))
 
 
-@elementwise("frac")
-def frac(e: Expr) -> Expr:
-    """The fractional part of e."""
-    return e - ops.trunc(e)
-
-
 @elementwise("angle")
 def angle(e: Expr) -> Expr:
     """0 or pi by the sign of a real number; NaN stays NaN."""
@@ -74,6 +68,7 @@ def angle(e: Expr) -> Expr:
     return ops.where(ops.isnan(e), e, ops.where(e < zero, pi, zero))
 
 
+elementwise("frac")(lambda e: e - ops.trunc(e))
 elementwise("reciprocal")(lambda e: ops.reciprocal(e))
 elementwise("rsqrt")(lambda e: ops.rsqrt(e))
 elementwise("square", "special_square")(lambda e: ops.square(e))  # in i64 for bool

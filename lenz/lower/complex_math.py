@@ -227,7 +227,5 @@ _of_reals("complex", lambda re, im: (re, im))
 _of_reals("polar", lambda r, phi: (r * ops.cos(phi), r * ops.sin(phi)))
 
 
-@lowering("_neg_view")
-def neg_view(b: GraphBuilder, x: Value) -> Value:
-    """Imaginary parts of a conjugate, which eager only flags as negated."""
-    return b.map(lambda i: -element(x, i, x.dtype))
+# Imaginary parts of a conjugate, which eager only flags as negated.
+lowering("_neg_view")(lambda b, x: b.map(lambda i: -element(x, i, x.dtype)))

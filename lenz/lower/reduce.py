@@ -66,10 +66,8 @@ def mean(b: GraphBuilder, x: Value, dim: Dim = None, keepdim: bool = False, **_:
     return accumulate(b, "sum", x, dim, keepdim, lambda acc: acc / n)
 
 
-@lowering("dot", "vdot", "mv")
-def product_summed(b: GraphBuilder, x: Value, y: Value) -> Value:
-    """Dot products of the rows of x (or the vector x) with the vector y."""
-    return _rows_times(b, x, y, b.result)
+# Dot products of the rows of x (or the vector x) with the vector y.
+lowering("dot", "vdot", "mv")(lambda b, x, y: _rows_times(b, x, y, b.result))
 
 
 def _rows_times(b: GraphBuilder, x: Value, y: Value, type: TensorType) -> Value:
@@ -129,9 +127,7 @@ def _enter_extremum(kind: ReduceKind, place: ReduceKind) -> None:
     def over(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value:
         return best(b, x, full_rows(x, dim), keepdim, None)
 
-    @lowering(f"{kind}.default")
-    def full(b: GraphBuilder, x: Value) -> Value:
-        return best(b, x, full_rows(x, None), False, None)
+    lowering(f"{kind}.default")(lambda b, x: best(b, x, full_rows(x, None), False, None))
 
     @lowering(f"{kind}.dim")
     def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
