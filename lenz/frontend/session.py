@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._dynamo.eval_frame import cached_backends
@@ -57,10 +58,5 @@ def compiling() -> Iterator[None]:
     Otherwise a compiled function called by another thread meanwhile takes this trace for a user's
     trace of that function, and raises. Dynamo compiles in one thread at a time.
     """
-    was = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        with none_dropped():
-            yield
-    finally:
-        torch.compiler._is_compiling_flag = was
+    with patch.object(torch.compiler, "_is_compiling_flag", True), none_dropped():
+        yield

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._functorch import partitioners
@@ -99,14 +100,13 @@ def split(
     return halves
 
 
-@contextmanager
-def fusing(budget: float | None) -> Iterator[None]:
+def fusing(budget: float | None) -> AbstractContextManager[Any]:
     """Tell torch's partitioner which further ops are loops that fuse, in this context.
 
     It saves the operands of all other ops of the backward half. A `budget` limits that by lenz's
     costs.
     """
-    listed, chosen = partitioners.get_default_op_list, partitioners.choose_saved_values_set
+    listed = partitioners.get_default_op_list
 
     def known() -> partitioners.OpTypes:
         found = listed()
@@ -117,11 +117,7 @@ def fusing(budget: float | None) -> Iterator[None]:
     def within(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
         return choose_saved(joint_graph, node_info, memory_budget if budget is None else budget)
 
-    partitioners.get_default_op_list, partitioners.choose_saved_values_set = known, within
-    try:
-        yield
-    finally:
-        partitioners.get_default_op_list, partitioners.choose_saved_values_set = listed, chosen
+    return patch.multiple(partitioners, get_default_op_list=known, choose_saved_values_set=within)
 
 
 def mark(graph: Graph, backward: set[Node], native: frozenset[str]) -> None:
