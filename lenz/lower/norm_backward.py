@@ -23,6 +23,19 @@ from lenz.lower.registry import lowering
 from lenz.sym import Sym
 
 
+def _normalised(x: Value, mean: At | None, rstd: At, acc: DType) -> tuple[At, At]:
+    """(x - mean) * rstd as a function of the element, and rstd, in the type of the gradients."""
+
+    def factor(i: Index) -> Expr:
+        return ops.cast(rstd(i), acc)
+
+    def xhat(i: Index) -> Expr:
+        e = x.compute(i)
+        return (e if mean is None else e - ops.cast(mean(i), acc)) * factor(i)
+
+    return xhat, factor
+
+
 def row_gradient(
     b: GraphBuilder, s: Split, h: At, xhat: At, rstd: At, acc: DType, centred: bool
 ) -> Value:
@@ -70,19 +83,15 @@ def _rows_backward(
 
     dy = reader(grad, acc)
 
-    def stat(v: Value, i: Index) -> Expr:
-        return ops.cast(v.compute(s.pad(s.row(i))), acc)
-
-    def xhat(i: Index) -> Expr:
-        e = x.compute(i)
-        return (e if mean is None else e - stat(mean, i)) * stat(rstd, i)
+    of_row: Callable[[Value], At] = lambda v: lambda i: v.at(s.pad(s.row(i)))
+    xhat, factor = _normalised(x, None if mean is None else of_row(mean), of_row(rstd), acc)
 
     def h(i: Index) -> Expr:
         return scaled(dy(i), weight, None, i[lead:])
 
     dx = None
     if mask[0]:
-        dx = row_gradient(b, s, h, xhat, lambda i: stat(rstd, i), acc, mean is not None)
+        dx = row_gradient(b, s, h, xhat, factor, acc, mean is not None)
     outer = Split(x.shape, tuple(range(lead)))
     dweight = dbias = None
     if mask[1]:
@@ -114,12 +123,7 @@ def native_group_norm_backward(
     spatial, dy = Split(x.shape, tuple(range(2, x.rank))), reader(grad, acc)
 
     mean_at, rstd_at = (s.per_channel(b, x, v) for v in (mean, rstd))
-
-    def factor(i: Index) -> Expr:
-        return ops.cast(rstd_at(i), acc)
-
-    def xhat(i: Index) -> Expr:
-        return (x.compute(i) - ops.cast(mean_at(i), acc)) * factor(i)
+    xhat, factor = _normalised(x, mean_at, rstd_at, acc)
 
     sum_dy = sum_rows(b, spatial, dy, acc, "sum_dy")
     sum_dyx = sum_rows(b, spatial, lambda i: dy(i) * xhat(i), acc, "sum_dyx")
@@ -185,11 +189,8 @@ def native_batch_norm_backward(
     rstd = given if train else invstd_of(b, given, eps, b.temp(given.shape, acc, x))
     s, dy = Split(x.shape, tuple(d for d in range(x.rank) if d != 1)), reader(grad, acc)
 
-    def scale(i: Index) -> Expr:
-        return ops.cast(rstd.compute((i[1],)), acc)
-
-    def xhat(i: Index) -> Expr:
-        return (x.compute(i) - ops.cast(mean.compute((i[1],)), acc)) * scale(i)
+    of_channel: Callable[[Value], At] = lambda v: lambda i: v.at((i[1],))
+    xhat, scale = _normalised(x, of_channel(mean), of_channel(rstd), acc)
 
     product: At = lambda i: dy(i) * xhat(i)
     in_dx = train and output_mask[0]
