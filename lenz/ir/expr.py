@@ -348,7 +348,7 @@ def replace_loads(
 def renaming(name_of: Callable[[str], str]) -> Callable[[Expr], Expr]:
     """A function that renames the buffers that an expression reads."""
     memo: dict[Expr, Expr] = {}
-    new = lambda e: load(name_of(e.attrs[0]), *e.attrs[1:], e.args)
+    new = lambda e: load(name_of(e.attrs[0]), e.attrs[1], e.attrs[2], e.args)
     return lambda body: replace_loads(body, new, memo)
 
 

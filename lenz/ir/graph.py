@@ -208,14 +208,9 @@ class Extern:
 
     SYNTAX: ClassVar = (
         "{outs:results} : call {op:word}({args:args}){single:single}",
-        "? mutates ({mutates:writes*})",
-        "? aliases ({aliases:alias*})",
-        "? holds",
-        "? waits ({waits:use*})",
-        "? draws {draws:draws}",
-        "? refuses",
-        "? because {reason:string}",
-    )
+        "? mutates ({mutates:writes*})", "? aliases ({aliases:alias*})", "? holds",
+        "? waits ({waits:use*})", "? draws {draws:draws}", "? refuses", "? because {reason:string}",
+    )  # fmt: skip
     outs: tuple[Buffer | Sym | None, ...]
     op: str
     args: tuple[Atom, ...]

@@ -37,15 +37,9 @@ class Input:
     """
 
     SYNTAX: ClassVar = (
-        "{name:def} : {type:type}",
-        "? called {called:string}",
-        "? anywhere",
-        "? signed",
-        "? laid",
-        "? pinned",
-        "? written",
-        "? content {content:string}",
-    )
+        "{name:def} : {type:type}", "? called {called:string}", "? anywhere", "? signed",
+        "? laid", "? pinned", "? written", "? content {content:string}",
+    )  # fmt: skip
     name: str
     type: TensorType
     called: str = ""

@@ -9,7 +9,7 @@ P axes are named p0, p1, ... and R axes r0, r1, ...; no extent is the constant 1
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lenz import ops
 from lenz.ir.axes import by_stride, merged, taken_apart
@@ -101,7 +101,7 @@ def nest_of(
         name, at, dtype = e.attrs
         return load(roots.get(name, name), (layouts[name].at(at),), dtype, e.args)
 
-    flat = lambda body: replace_loads(body, laid)
+    flat: Callable[[Expr], Expr] = lambda body: replace_loads(body, laid)
 
     into, layout = target or n.out.name, n.out.type.layout
     if isinstance(n, Scatter):
