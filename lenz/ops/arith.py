@@ -29,21 +29,19 @@ from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, float_op, int_of_width, 
 
 
 def _emit_neg(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
-    if dtype.is_float:
-        # -0.0 - x is -x for every x; 0.0 - x would lose the sign of zero.
-        return b.binary("fsub", dtype, b.constant(dtype, -0.0), xs[0])
-    return b.binary("sub", dtype, b.constant(dtype, 0), xs[0])
+    # -0.0 - x is -x for every x; 0.0 - x would lose the sign of zero.
+    opcode, zero = ("fsub", -0.0) if dtype.is_float else ("sub", 0)
+    return b.binary(opcode, dtype, b.constant(dtype, zero), xs[0])
 
 
-def _emit_abs(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
+def _emit_abs(b: Builder, dtype: DType, args: Types, xs: Values, attrs: Attrs) -> Any:
     (x,) = xs
     if dtype.is_float:
         return b.intrinsic("llvm.fabs", dtype, x)
     if dtype.kind == "uint":
         return x
-    zero = b.constant(dtype, 0)
-    negated = b.binary("sub", dtype, zero, x)
-    return b.select(b.compare("icmp slt", dtype, x, zero), dtype, negated, x)
+    negated = _emit_neg(b, dtype, args, xs, attrs)
+    return b.select(b.compare("icmp slt", dtype, x, 0), dtype, negated, x)
 
 
 def _extremum(float_pred: str, int_pred: str, *, skip_nan: bool) -> Callable[..., Any]:

@@ -63,10 +63,6 @@ def _emit_signbit(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> A
     return b.compare("icmp slt", as_int, bits, 0)
 
 
-def _emit_where(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
-    return b.select(xs[0], dtype, xs[1], xs[2])
-
-
 def _test(name: str, emit: Emit, triton: str | TritonForm) -> Op:
     forms = on(cpu=emit, cuda=triton)
     return Op(name, 1, to_bool(FLOATS), getattr(torch, name), forms=forms)
@@ -79,7 +75,8 @@ _SIGNBIT_TEXT = text_by_kind(
     f32="tl.cast({0}, tl.int32, bitcast=True) < 0", f64="tl.cast({0}, tl.int64, bitcast=True) < 0"
 )
 SIGNBIT = _test("signbit", _emit_signbit, _SIGNBIT_TEXT)
-_WHERE_FORMS = on(cpu=_emit_where, cuda="tl.where({0}, {1}, {2})")
+_SELECT: Emit = lambda b, dtype, _, xs, __: b.select(xs[0], dtype, xs[1], xs[2])
+_WHERE_FORMS = on(cpu=_SELECT, cuda="tl.where({0}, {1}, {2})")
 WHERE = Op("where", 3, where_rule, reference.where, forms=_WHERE_FORMS)
 
 

@@ -18,13 +18,9 @@ from lenz.ir.op import Attrs, Op, OpForm, Types, on
 from lenz.ops import reference
 from lenz.ops.arith import copysign, floor, trunc
 from lenz.ops.compare import eq, ne, where
-from lenz.ops.emission import Builder, Values, text_by_kind
+from lenz.ops.emission import Builder, Values, by_kind, text_by_kind
 from lenz.ops.fold import apply, binary
 from lenz.ops.rules import INTS, NUMBERS, same
-
-
-def _emit_quotient(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
-    return b.binary("sdiv" if dtype.kind == "int" else "udiv", dtype, xs[0], xs[1])
 
 
 def _emit_fmod(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
@@ -59,6 +55,11 @@ def _float_fmod(b: Builder, dtype: DType, x: Any, y: Any, exact: Callable[[], An
 # Division by 0 or -1 becomes one by 1: in LLVM x / 0 and (lowest x) / -1 are undefined.
 _BY_ONE = "tl.where({1} == 0, 1, {1})"
 _BY_ONE_SIGNED = "tl.where(({1} == 0) | ({1} == -1), 1, {1})"
+_QUOTIENT = text_by_kind(
+    int=f"tl.where({{1}} == -1, 0 - {{0}}, {{0}} // {_BY_ONE_SIGNED})", uint=f"{{0}} // {_BY_ONE}"
+)
+_REST = {"int": f"{{0}} % {_BY_ONE_SIGNED}", "uint": f"{{0}} % {_BY_ONE}"}
+_DIVIDE = by_kind({"int": "sdiv", "uint": "udiv"})
 
 
 def _eager_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -156,29 +157,13 @@ DIV_TRUNC = _division(
     _eager_quotient,
     cost=8.0,
     expand=lambda x, y: trunc(x / y),
-    forms=on(
-        cpu=OpForm(_emit_quotient, types=INTS),
-        cuda=OpForm(
-            text_by_kind(
-                int=f"tl.where({{1}} == -1, 0 - {{0}}, {{0}} // {_BY_ONE_SIGNED})",
-                uint=f"{{0}} // {_BY_ONE}",
-            ),
-            types=INTS,
-        ),
-    ),
+    forms=on(cpu=OpForm(_DIVIDE, types=INTS), cuda=OpForm(_QUOTIENT, types=INTS)),
 )
 FMOD = _division(
     "fmod",
     reference.with_numpy(_torch_fmod, _numpy_fmod),
     cost=10.0,
-    forms=on(
-        cpu=_emit_fmod,
-        cuda=text_by_kind(
-            float="libdevice.fmod({0}, {1})",
-            int=f"{{0}} % {_BY_ONE_SIGNED}",
-            uint=f"{{0}} % {_BY_ONE}",
-        ),
-    ),
+    forms=on(cpu=_emit_fmod, cuda=text_by_kind(float="libdevice.fmod({0}, {1})", **_REST)),
     aten=("fmod",),
 )
 DIV_FLOOR = _division(

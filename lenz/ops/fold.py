@@ -75,13 +75,7 @@ def apply(op: Op, *args: Expr, attrs: Attrs = ()) -> Expr:
 
 def unary(op: Op, doc: str) -> Callable[[Expr], Expr]:
     """The function that applies an op of one operand; `doc` becomes its docstring."""
-
-    def build(x: Expr) -> Expr:
-        return apply(op, x)
-
-    build.__name__, build.__doc__ = op.name, doc
-    enter_builder(op.name, build)
-    return build
+    return _entered(op, doc, lambda x: apply(op, x))
 
 
 def binary(op: Op, doc: str) -> Callable[[Expr | Number, Expr | Number], Expr]:
@@ -89,10 +83,10 @@ def binary(op: Op, doc: str) -> Callable[[Expr | Number, Expr | Number], Expr]:
 
     A number becomes a constant of the other operand's type.
     """
+    return _entered(op, doc, lambda x, y: apply(op, *typed(x, y)))
 
-    def build(x: Expr | Number, y: Expr | Number) -> Expr:
-        return apply(op, *typed(x, y))
 
+def _entered(op: Op, doc: str, build: Callable[..., Expr]) -> Callable[..., Expr]:
     build.__name__, build.__doc__ = op.name, doc
     enter_builder(op.name, build)
     return build
@@ -289,15 +283,8 @@ def _bitcast(x: Expr, to: DType) -> Expr | None:
     return None
 
 
-# Bits of the significand, the leading one included, and range of the exponent.
+# Bits of the significand, the leading one included.
 _PRECISION = {"f8e5m2": 3, "f8e4m3fn": 4, "f16": 11, "bf16": 8, "f32": 24, "f64": 53}
-_WIDER_FLOATS = {
-    **dict.fromkeys(("f8e4m3fn", "f8e5m2"), ("f16", "bf16", "f32", "f64")),
-    "f16": ("f32", "f64"),
-    "bf16": ("f32", "f64"),
-    "f32": ("f64",),
-    "f64": (),
-}
 
 
 def holds_exactly(wide: DType, narrow: DType) -> bool:
@@ -309,7 +296,7 @@ def holds_exactly(wide: DType, narrow: DType) -> bool:
     if narrow is BOOL:
         return True
     if narrow.is_float:
-        return wide.name in _WIDER_FLOATS[narrow.name]
+        return wide.is_float and wide.bits > narrow.bits
     bits = narrow.bits - (narrow.kind == "int")
     if wide.is_float:
         return bits <= _PRECISION[wide.name]
