@@ -101,15 +101,11 @@ def convert(b: Builder, to: DType, frm: DType, x: Any) -> Any:
         return b.compare(pred, frm, x, b.constant(frm, 0))
     if frm is BOOL:
         return b.convert("uitofp" if to.is_float else "zext", to, frm, x)
-    match frm.is_float, to.is_float:
-        case True, True:
-            return b.convert("fpext" if to.bits > frm.bits else "fptrunc", to, frm, x)
-        case True, False:
-            return _float_to_int(b, to, frm, x)
-        case False, True:
-            return b.convert("sitofp" if frm.kind == "int" else "uitofp", to, frm, x)
-        case _:
-            return _int_to_int(b, to, frm, x)
+    if to.is_integer:
+        return (_float_to_int if frm.is_float else _int_to_int)(b, to, frm, x)
+    if frm.is_float:
+        return b.convert("fpext" if to.bits > frm.bits else "fptrunc", to, frm, x)
+    return b.convert("sitofp" if frm.kind == "int" else "uitofp", to, frm, x)
 
 
 def _emit_cast(b: Builder, dtype: DType, args: Types, xs: Values, _: Attrs) -> Any:
