@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -135,19 +136,27 @@ def power(b: GraphBuilder, x: Operand, y: Operand) -> Value:
 
 
 def _short_power(y: bool | int | float, t: DType) -> Callable[[Expr], Expr] | None:
-    """The power for exponents with a special case in eager."""
-    forms: dict[float, Callable[[Expr], Expr]] = {
-        0.0: lambda e: const(1, e.dtype),
-        1.0: lambda e: e,
-        2.0: ops.square,
-        3.0: lambda e: ops.square(e) * e,
-        0.5: ops.sqrt,
-        -0.5: ops.rsqrt,
-        -1.0: ops.reciprocal,
-        -2.0: lambda e: ops.reciprocal(ops.square(e)),
-    }
-    found = forms.get(float(y)) if abs(y) <= 3 else None
+    """The power for an exponent with a special case in eager."""
+    if y == 0:
+        return lambda e: const(1, e.dtype)
+    found = short_powers(ops.mul, ops.sqrt, ops.reciprocal).get(y)
     return found if t.is_float or (y >= 0 and float(y).is_integer()) else None
+
+
+def short_powers(
+    mul: Callable[..., Any], root: Callable[[Any], Any], inverse: Callable[[Any], Any]
+) -> dict[float, Callable[[Any], Any]]:
+    """The powers with a special case in eager, by their exponents."""
+    square: Callable[[Any], Any] = lambda x: mul(x, x)
+    return {
+        0.5: root,
+        -0.5: lambda x: inverse(root(x)),
+        -1.0: inverse,
+        -2.0: lambda x: inverse(square(x)),
+        1.0: lambda x: x,
+        2.0: square,
+        3.0: lambda x: mul(square(x), x),
+    }
 
 
 def _repeated(e: Expr, n: int) -> Expr:

@@ -11,6 +11,7 @@ from typing import Any
 from lenz import ops
 from lenz.ir.expr import Expr, const
 from lenz.ir.tensor import contiguous
+from lenz.lower.arithmetic import short_powers
 from lenz.lower.builder import Decline, GraphBuilder, Value, giving
 from lenz.lower.complex import PARTS, Complex, Pair, elementwise, interleaved, rule, view_as_complex
 from lenz.lower.dims import count, cut
@@ -80,18 +81,10 @@ def sgn(z: Pair) -> Pair:
 def power(x: Pair, y: Pair) -> Pair:
     """x^y: products for small whole y, else e^(y ln x), where 0^0 = 1 and else 0^y = 0."""
     one, zero = const(1.0, x[0].dtype), const(0.0, x[0].dtype)
-    forms: dict[Any, Callable[[], Pair]] = {
-        0.5: lambda: sqrt(x),
-        -0.5: lambda: reciprocal(sqrt(x)),
-        -1.0: lambda: reciprocal(x),
-        -2.0: lambda: reciprocal(mul(x, x)),
-        1.0: lambda: x,
-        2.0: lambda: mul(x, x),
-        3.0: lambda: mul(mul(x, x), x),
-    }
+    forms: dict[Any, Callable[[Pair], Pair]] = short_powers(mul, sqrt, reciprocal)
     c, d = map(ops.value_of, y)
     if d == 0 and c in forms:
-        return forms[c]()
+        return forms[c](x)
     of_zero = ops.where(ops.eq(y[0], 0.0) & ops.eq(y[1], 0.0), one, zero)
     nothing = ops.eq(x[0], 0.0) & ops.eq(x[1], 0.0)
     return _choose(nothing, (of_zero, zero), exp(mul(y, log(x))))
