@@ -16,7 +16,7 @@ from torch.utils import _pytree
 
 from lenz.frontend.calls import inserter, storages
 from lenz.frontend.collectives import is_collective
-from lenz.frontend.overwritten import COPY
+from lenz.frontend.overwritten import COPY, unviewed
 from lenz.frontend.values import is_same_layout
 from lenz.records import dataclass
 from lenz.traits import arguments, has, is_random
@@ -73,13 +73,18 @@ def written_by(node: Node) -> tuple[Node, ...]:
 
 
 def touched_by(graph: Graph) -> TouchedStorages:
-    """Collect the facts that decide which rewrites of `graph` are legal."""
+    """Collect the facts that decide which rewrites of `graph` are legal.
+
+    Where a pass put another call in the place of one, its views still have the old one's storage:
+    what they are views of counts as well.
+    """
     outputs = graph.output_node().all_input_nodes
     calls = [n for n in graph.nodes if n.op == "call_function"]
     written = [a for n in calls for a in written_by(n)]
     by_offset = [a for n in calls if has(n.target, "offset") for a in n.all_input_nodes]
     left = [*outputs, *(a for n in calls if has(n.target, "gives") for a in n.all_input_nodes)]
-    returned, mutated, read = (frozenset(storages(*x)) for x in (left, written, by_offset))
+    lists = ((*x, *map(unviewed, x)) for x in (left, written, by_offset))
+    returned, mutated, read = (frozenset(storages(*x)) for x in lists)
     return TouchedStorages(returned, mutated, read, frozenset(outputs))
 
 

@@ -78,7 +78,7 @@ def tell_views(n: Node) -> None:
     with unguarded(n.meta["val"].fake_mode):
         while stack:
             for u in stack.pop().users:
-                if has(u.target, "view") or has(u.target, "views") or u.target is operator.getitem:
+                if is_view(u):
                     args, kwargs = map_arg((u.args, u.kwargs), lambda a: a.meta["val"])
                     u.meta["val"] = u.target(*args, **kwargs)  # type: ignore[operator]  # a call
                     stack.append(u)
@@ -86,6 +86,12 @@ def tell_views(n: Node) -> None:
 
 def unviewed(n: Node) -> Node:
     """Return the value that a node is a view of, or itself."""
-    while has(n.target, "view") and n.all_input_nodes:
+    while is_view(n):
         n = n.all_input_nodes[0]
     return n
+
+
+def is_view(n: Node) -> bool:
+    """Say whether a node gives the memory of its argument, also where no schema tells so."""
+    op = n.all_input_nodes[0].target if n.target is operator.getitem else n.target
+    return getattr(op, "is_view", False) or has(op, "view") or has(op, "views")

@@ -302,3 +302,24 @@ def test_bools_have_one_bound() -> None:
     """The type of the operands was asked for with the missing bound among them."""
     a, b = torch.tensor([True, False, True]), torch.tensor([False, False, True])
     agree(lambda a, b: (torch.clamp(a, max=b), torch.clamp(a, min=b)), lambda: (a, b))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: [torch.view_copy(x, (2, 8))[1:]],
+        lambda x: torch.view_copy(x, (2, 8)).unbind(),
+        lambda x: [torch.as_strided_scatter(torch.zeros(4, 4), x, (4, 4), (4, 1))[1:]],
+        lambda x: [x.softmax(-1)[1:], x.softmax(-1)[1:]],
+    ],
+    ids=["copy", "parts of a copy", "written over", "equal values"],
+)
+def test_a_view_of_a_value_made_in_another_way_shares_no_other_memory(
+    f: Callable[[Tensor], Sequence[Tensor]],
+) -> None:
+    def sharing(run: Callable[[Tensor], Sequence[Tensor]]) -> list[int]:
+        x = argument("grad")
+        owners = [t.untyped_storage().data_ptr() for t in (x, *run(x))]
+        return [owners.index(p) for p in owners]
+
+    assert sharing(torch.compile(f, backend="lenz")) == sharing(f)
