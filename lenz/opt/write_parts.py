@@ -9,15 +9,15 @@ new value that reads the argument is stored first, since a scatter works in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from lenz.context import Context
+from lenz.debug.blame import blaming
 from lenz.ir.expr import Expr, load, loads_of, nodes_of, reindex
-from lenz.ir.graph import Graph, Node, Pointwise, Scatter, atom_refs
+from lenz.ir.graph import Graph, Node, Pointwise, Scatter, atom_refs, reads_of
 from lenz.ir.op import INDEX, MASKED
 from lenz.ir.tensor import Axes, Axis, Buffer, axis, contiguous
 from lenz.ops.compare import EQ, WHERE
-from lenz.opt.each import each
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.records import replace
 from lenz.sym import ONE, ZERO, Sym, SymEnv, affine_in, product
@@ -27,20 +27,32 @@ PART = 4
 
 
 def write_parts(g: Graph, cx: Context) -> Graph:
-    """Write the parts of arguments that maps change."""
+    """Write the parts of arguments that maps change, behind all readers of the old elements."""
     returned = {*atom_refs(g.outputs)}
     inputs = {m.value: m.input for m in g.mutations if m.value not in returned}
+    written = {*inputs.values()}
+    last = {name: k for k, n in enumerate(g.nodes) for name in reads_of(n)} if inputs else {}
+    nodes, writes = list[Node](), list[Node]()
+    for k, n in enumerate(g.nodes):
+        if not isinstance(n, Pointwise) or (base := inputs.get(n.out.name)) is None:
+            nodes.append(n)
+            continue
+        with blaming(n):
+            stored, parts = _part(n, base, written, g.env) or ([n], [])
+        if n.out.name not in last:
+            writes += parts
+        elif last.get(base, 0) <= k:
+            stored += parts
+        else:
+            stored = [n]
+        nodes += stored
+    return replace(g, nodes=(*nodes, *writes))
 
-    def changed(n: Node) -> Node | Sequence[Node]:
-        if not isinstance(n, Pointwise) or n.out.name not in inputs:
-            return n
-        return _part(n, inputs[n.out.name], g.env) or n
 
-    return each(g, changed) if inputs else g
-
-
-def _part(n: Pointwise, base: str, env: SymEnv) -> list[Node] | None:
-    """The loops that write the parts, the last one over the others; None if more may change."""
+def _part(
+    n: Pointwise, base: str, written: Set[str], env: SymEnv
+) -> tuple[list[Node], list[Scatter]] | None:
+    """Stored new values, and the writes of the parts over each other; None if more may change."""
     own = load(base, [ZERO if a.extent is ONE else a.var for a in n.axes], n.out.dtype)
     found, rest, size = list[tuple[Axes, tuple[Sym, ...], Expr]](), n.body, 0
     while rest is not own:
@@ -59,14 +71,14 @@ def _part(n: Pointwise, base: str, env: SymEnv) -> list[Node] | None:
         return None
     first, then = list[Node](), list[Scatter]()
     for k, (axes, index, value) in reversed([*enumerate(found)]):
-        if any(e.attrs[0] == base for e in loads_of(value)):
+        if any(e.attrs[0] in written for e in loads_of(value)):
             layout = contiguous([a.extent for a in axes])
             part = Buffer(f"{n.out.name}.part{k}", replace(n.out.type, layout=layout), n.out.origin)
             first.append(Pointwise(part, axes, value))
             value = load(part.name, [a.var for a in axes], part.dtype)
         out = replace(n.out, name=f"{n.out.name}.{k}") if k else n.out
         then.append(Scatter(out, then[-1].out.name if then else base, axes, index, (), value))
-    return [*first, *then]
+    return first, then
 
 
 def _layer(e: Expr, own: Expr) -> tuple[list[Expr], Expr] | None:
