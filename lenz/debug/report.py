@@ -200,7 +200,7 @@ def fusions(s: Schedule, tuned: Sequence[TuneReport] = ()) -> str:
             names = dict.fromkeys([*reads_of(x), *(b.name for b in outs_of(x))])
             moved = sum(nbytes(types[n], env) for n in names if n in types)
             at = next((types[n].device for n in names if n in types), "cpu")
-            lines.append(f"call {called(x)}: {x.reason}{_at(x.origin)}{_estimate(moved, at)}")
+            lines.append(f"call {op_called(x)}: {x.reason}{_at(x.origin)}{_estimate(moved, at)}")
     lines += [f"{r.first} and {r.second} are not fused: {r.why}" for r in s.rejected]
     return "\n".join([*lines, *(f"tuned {t}" for t in tuned)])
 
@@ -260,10 +260,10 @@ def extern_report(step: Extern, names: Mapping[str, str]) -> ExternReport:
     """Describe one call of an eager op."""
     outs = tuple(b.name for b in outs_of(step))
     mutated = tuple(names[m] for m in step.mutates if m in names)
-    return ExternReport(called(step), step.reason, outs, mutated, step.origin)
+    return ExternReport(op_called(step), step.reason, outs, mutated, step.origin)
 
 
-def called(step: Extern) -> str:
+def op_called(step: Extern) -> str:
     """The op that a call is of: of a higher-order op for one op, such as a custom one, that op."""
     first = next(iter(step.args), None)
     return first.value if isinstance(first, Named) and first.kind == "op" else step.op

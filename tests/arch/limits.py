@@ -150,6 +150,7 @@ TORCH_PRIVATE = {
     "debug/counters.py": {"torch._dynamo.utils": "torch's counters, where its users look for them"},
     "debug/torch_logs.py": {"torch._logging": "the loggers behind TORCH_LOGS have no public door"},
     "lower/fallback.py": {"torch._ops": "the classes of operators have no public name"},
+    "lower/user_kernel.py": {"torch._ops": "the classes of operators have no public name"},
     "lower/walk.py": {"torch._ops": "the classes of operators have no public name"},
     "page/guards.py": {
         "torch._dynamo.utils": "why torch recompiled, which it tells its logs alone",
@@ -157,6 +158,7 @@ TORCH_PRIVATE = {
     },
     "runtime/executor.py": {
         "torch._C._dynamo.guards": "checks a tensor, and allocates one, in a tenth of the time",
+        "torch._C.DispatchKey": "finds a higher-order op's function, 30 us before its dispatch does",
         "torch._C._AutoDispatchBelowAutograd": "what operators that call bodies use themselves",
         "torch._C._cuda_exchangeDevice": "0.1 us, where the public context manager takes 2 us",
         "torch._C._cuda_maybeExchangeDevice": "what the public context manager does at its end",
