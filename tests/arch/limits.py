@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_682,
+    ".": 2_686,
     "artifact": 778,
     "commands": 854,
-    "debug": 1_568,
+    "debug": 1_571,
     "first_calls": 318,
-    "frontend": 4_176,
-    "ir": 4_115,
-    "lower": 5_575,
-    "machine": 5_846,
-    "ops": 2_043,
-    "opt": 1_605,
+    "frontend": 4_194,
+    "ir": 4_151,
+    "lower": 5_629,
+    "machine": 5_865,
+    "ops": 2_012,
+    "opt": 1_711,
     "page": 455,
     "plan": 2_167,
-    "runtime": 815,
-    "schedule": 1_725,
+    "runtime": 817,
+    "schedule": 1_673,
     "sym": 1_109,
 }
-TOTAL_CODE_LINES = 35_831
+TOTAL_CODE_LINES = 35_990
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
