@@ -128,7 +128,7 @@ class Cursor:
 
 
 # Tokens that end a size or index expression.
-_STOP = frozenset({",", ":", ";", "|", "=", "<", "{", "}", "]", ")", "@", "below", END})
+_STOP = frozenset({",", ":", ";", "|", "=", "<", "{", "}", "]", ")", "@", "below", "in", END})
 _UNFINISHED = "expected an operator or the end"
 
 
