@@ -83,20 +83,16 @@ def _part(
 
 def _layer(e: Expr, own: Expr) -> tuple[list[Expr], Expr] | None:
     """The tests of a part and its new value, where the rest is e.args[2]; None for other values."""
-    if e.op not in (MASKED, WHERE) or not _are_bounds(e.args[0]):
+    tests = tests_of(e.args[0]) if e.op in (MASKED, WHERE) else []
+    if not tests or not all(map(_spares, tests)):
         return None
-    tests, value = tests_of(e.args[0]), e.args[1]
+    value = e.args[1]
     inner = _layer(value, own) if all(x.args[2:] == (own,) for x in (e, value)) else None
     return (tests + inner[0], inner[1]) if inner else (tests, value)
 
 
-def _are_bounds(cond: Expr) -> bool:
-    """True for comparisons of positions alone."""
-    return all(_spares(test) for test in tests_of(cond))
-
-
 def _spares(test: Expr) -> list[Sym]:
-    """Numbers that are all at least 0 exactly if a comparison of two positions holds."""
+    """Numbers that are all at least 0 exactly if a comparison of two positions holds; else none."""
     if test.op is EQ and all(x.op is INDEX and not x.args for x in test.args):
         a, b = (x.attrs[0] for x in test.args)
         return [b - a, a - b]

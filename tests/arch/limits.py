@@ -20,16 +20,16 @@ CODE_LINES = {
     "frontend": 4_194,
     "ir": 4_151,
     "lower": 5_629,
-    "machine": 5_865,
+    "machine": 5_861,
     "ops": 2_012,
-    "opt": 1_711,
+    "opt": 1_710,
     "page": 455,
     "plan": 2_167,
     "runtime": 817,
     "schedule": 1_673,
     "sym": 1_109,
 }
-TOTAL_CODE_LINES = 35_990
+TOTAL_CODE_LINES = 35_985
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from lenz import ops
 from lenz.ir.dtype import F32, F64
-from lenz.ir.expr import Expr, all_syms, cost_of, load, loads_of, nodes_of, ref, replaced, vars_of
+from lenz.ir.expr import Expr, all_syms, interpret, load, loads_of, ref, replaced, syms_of
 from lenz.ir.kernel import For, Let, Local, LoopKind, Reduce, Scan, Stmt, Store
-from lenz.ir.op import REF
+from lenz.ir.op import LOAD, REF
 from lenz.ir.tensor import Axes, Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, LoopForm
 from lenz.schedule.accesses import coefficient
@@ -133,16 +133,20 @@ def _fixed_in(loop: Sequence[Statement], g: Group) -> dict[Expr, None]:
     """
     inner = {a.var for a in g.domain.raxes}
     own = {s.name for s in loop if isinstance(s, (Let, Scan))}
+    facts: dict[Expr, tuple[bool, bool, bool]] = {}
 
-    def is_fixed(e: Expr) -> bool:
-        names = {n.attrs[0] for n in nodes_of(e) if n.op is REF}
-        apart = inner.isdisjoint(vars_of(e)) and own.isdisjoint(names)
-        return apart and bool(names) and not loads_of(e) and not e.checks and cost_of(e) > 0
+    def visit(e: Expr, args: list[tuple[bool, bool, bool]]) -> tuple[bool, bool, bool]:
+        """Whether it changes from row to row, reads a sum, and computes."""
+        is_ref, moved = e.op is REF, {v for s in syms_of(e) for v in s.free_vars} & inner
+        varies = e.op is LOAD or bool(e.checks or moved) or (is_ref and e.attrs[0] in own)
+        mine = varies, is_ref, e.op.cost > 0
+        return tuple(map(any, zip(mine, *args, strict=True)))  # type: ignore[return-value]  # three
 
-    values = [x.value for x in loop]
-    varying = [e for e in nodes_of(*values) if not is_fixed(e)]
-    used = dict.fromkeys([*(a for e in varying for a in e.args), *values])
-    return dict.fromkeys(e for e in used if e not in set(varying))
+    for x in loop:
+        interpret(x.value, visit, facts)
+    fixed = {e for e, fact in facts.items() if fact == (False, True, True)}
+    used = [a for e in facts if e not in fixed for a in e.args] + [x.value for x in loop]
+    return dict.fromkeys(e for e in used if e in fixed)
 
 
 def is_bag(g: Group, s: Stages) -> bool:

@@ -31,13 +31,6 @@ def compute_capability(device: str) -> str:
     return f"compute capability {driver.capability(torch.device(device).index or 0) / 10}"
 
 
-LOADER = Loader(
-    kind="cubin",
-    files=lambda kernels: {n: f"{n}.cubin" for n in kernels},
-    load=load,
-    key=key,
-    fits=compute_capability,
-    start=wake,
-    capture=capture_graph,
-)
+FILES = lambda kernels: {n: f"{n}.cubin" for n in kernels}
+LOADER = Loader("cubin", FILES, load, key, compute_capability, wake, capture_graph)
 register("cuda", LOADER)
