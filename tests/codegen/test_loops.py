@@ -188,6 +188,23 @@ def test_collapsed_parallel_loops() -> None:
     check(k, {"a": values(700, F32)})
 
 
+def test_parallel_loops_whose_extent_varies() -> None:
+    """Parts of a loop that was split at a diagonal: the inner loop runs within one task."""
+    i, v = axis("i", sym(5)), axis("v", sym(20))
+    before, behind = axis("j", i.var + 1), axis("k", 6 - i.var)
+
+    def part(j: Sym, value: float) -> For:
+        offset = 140 * i.var + 20 * j + v.var
+        return For(v, "vector", (Store("out", offset, at("a", offset) + value),))
+
+    loops = (
+        For(i, "parallel", (For(before, "parallel", (part(before.var, 1.0),)),)),
+        For(i, "parallel", (For(behind, "parallel", (part(behind.var + i.var + 1, 2.0),)),)),
+    )
+    params = (Param("a", F32, sym(700), "in"), Param("out", F32, sym(700), "out"))
+    check(Kernel("split_0", "pointwise", params, (), loops), {"a": values(700, F32)})
+
+
 def test_in_place_and_two_phases() -> None:
     v, w = axis("v", sym(50)), axis("w", sym(50))
     first = For(

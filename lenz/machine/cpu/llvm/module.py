@@ -26,6 +26,7 @@ from lenz.machine.cpu.llvm.legalise import legalise
 from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import memory_type
 from lenz.machine.cpu.llvm.values import Values
+from lenz.records import replace
 from lenz.schedule.accesses import coefficient
 from lenz.sym import ONE, Int, Sym, product
 from lenz.target import Target
@@ -77,18 +78,20 @@ def _pure(k: Kernel, s: Let) -> Let:
 
 
 def _collapse(s: For) -> tuple[tuple[Axis, ...], tuple[Stmt, ...]]:
-    """Collapse directly nested parallel loops whose inner extent does not vary."""
-    axes = [s.axis]
-    body = s.body
-    while len(body) == 1:
-        inner = body[0]
-        if not isinstance(inner, For) or inner.kind != "parallel":
-            break
+    """Collapse directly nested parallel loops; those whose extent varies run in sequence."""
+    axes, body = [s.axis], s.body
+    while len(body) == 1 and isinstance(inner := body[0], For) and inner.kind == "parallel":
         if any(a.var in inner.axis.extent.free_vars for a in axes):
             break
-        axes.append(inner.axis)
-        body = inner.body
-    return tuple(axes), body
+        axes, body = [*axes, inner.axis], inner.body
+    return tuple(axes), tuple(map(_in_sequence, body))
+
+
+def _in_sequence(s: Stmt) -> Stmt:
+    """A statement whose parallel loops run within one task."""
+    if not isinstance(s, For) or s.kind != "parallel":
+        return s
+    return replace(s, kind="seq", body=tuple(map(_in_sequence, s.body)))
 
 
 def _kernel(module: Module, k: Kernel) -> list[str]:
