@@ -192,8 +192,8 @@ def _long_rows(n: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
 def _in_memory_order(n: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
     """The reduction over axes that walk through memory, as few as possible: the first is cut.
 
-    Sums of a transposed 4096 x 64 f32 that is cut into parts of 2 columns take 0.34 ms, of 64 rows
-    0.02.
+    Sums of a transposed 4096 x 64 f32 that is cut into parts of 2 columns take 0.15 ms, of 64 rows
+    0.03.
     """
     positions = [e.attrs[0] for e in nodes_of(n.body) if e.op is INDEX]
     loads = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
