@@ -3,8 +3,8 @@
     map (i: 8, j: 1000) { masked(and(le(4, j), lt(j, 6)), %new, load(%x, [i, j])) }; mutate %x
     ==>  scatter set (i: 8, j: 2) (%x, [i, j + 4]) { %new at j + 4 }
 
-The map would read and write the whole argument, such as a cache of which each call fills a row. A
-new value that reads the argument is stored first, since a scatter works in the argument's memory.
+The map would read and write the whole argument: all of a cache, where each call fills one row. A
+scatter works in the argument's memory, so new values that read an argument are stored first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lenz.opt.unmask import spare_of, tests_of
 from lenz.records import replace
 from lenz.sym import ONE, ZERO, Sym, SymEnv, affine_in, product
 
-# A map has vectors, and a scatter writes one element after the other: the part must be this small.
+# A map has vectors, and a scatter writes single elements. A part has at most 1/PART of them all.
 PART = 4
 
 
@@ -52,7 +52,7 @@ def write_parts(g: Graph, cx: Context) -> Graph:
 def _part(
     n: Pointwise, base: str, written: Set[str], env: SymEnv
 ) -> tuple[list[Node], list[Scatter]] | None:
-    """Stored new values, and the writes of the parts over each other; None if more may change."""
+    """The new values to store first, and the writes; None if other elements may change."""
     own = load(base, [ZERO if a.extent is ONE else a.var for a in n.axes], n.out.dtype)
     found, rest, size = list[tuple[Axes, tuple[Sym, ...], Expr]](), n.body, 0
     while rest is not own:
@@ -92,7 +92,7 @@ def _layer(e: Expr, own: Expr) -> tuple[list[Expr], Expr] | None:
 
 
 def _spares(test: Expr) -> list[Sym]:
-    """Numbers that are all at least 0 exactly if a comparison of two positions holds; else none."""
+    """Numbers that are all >= 0 if and only if positions compare so; none for other tests."""
     if test.op is EQ and all(x.op is INDEX and not x.args for x in test.args):
         a, b = (x.attrs[0] for x in test.args)
         return [b - a, a - b]
