@@ -132,7 +132,9 @@ def mark(graph: Graph, backward: set[Node], native: frozenset[str]) -> None:
         elif has(n.target, "compare"):
             for x in compared_with_own(n) - backward:  # any order: all get one mark
                 x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif is_product_of_read(n, backward) and is_fused(n, backward, native):
+        elif is_weight_laid(n) or (
+            is_product_of_read(n, backward) and is_fused(n, backward, native)
+        ):
             n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
@@ -218,6 +220,16 @@ def is_product_of_read(n: Node, backward: set[Node]) -> bool:
     """
     is_made = n.target is aten.mul.Tensor and n not in backward and "recompute" not in n.meta
     return is_made and not any(backward.isdisjoint(again.readers_of(x)) for x in n.all_input_nodes)
+
+
+def is_weight_laid(n: Node) -> bool:
+    """Say whether a value is a convolution's weights, copied from an argument to channels last.
+
+    The argument stays in memory; a copy that is kept would be beside it.
+    """
+    is_copy = n.target is aten.clone.default and n.all_input_nodes[0].op == "placeholder"
+    calls = [u for u in n.users if u.target is aten.convolution_backward.default]
+    return is_copy and "recompute" not in n.meta and any(u.args[2] is n for u in calls)
 
 
 def as_permute(n: Node) -> None:

@@ -132,6 +132,29 @@ def test_gradients_have_eagers_strides(turned: bool) -> None:
     assert [o.value.stride() for o in backward.outputs] == [g.stride() for g in want]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_of_both_passes_are_channels_last(dtype: torch.dtype) -> None:
+    """Both read one conversion to a half type; a copy of half types is made anew, not kept."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        w = w.to(torch.bfloat16)
+        return F.conv2d(F.conv2d(x.to(w.dtype), w).relu(), w).relu()
+
+    with fake_cuda():
+        x, w = (Fake(s, dtype).make() for s in [(2, 8, 9, 9), (8, 8, 3, 3)])
+        forward, backward = programs_of(f, x, w.requires_grad_())
+    used: list[Any] = [n.args[1] for n in calls(forward, "convolution")]
+    kept: list[Any] = [n.args[2] for n in calls(backward, "convolution_backward")]
+    assert used[0] is used[1] and used[0].meta["val"].is_contiguous(memory_format=LAST)
+    second, first = kept  # the first convolution's image needs no gradient: no elements are read
+    assert second.meta["val"].is_contiguous(memory_format=LAST)
+    if dtype is torch.float32:
+        assert second.op == "placeholder" and second.name == used[0].name
+    else:
+        assert second.target is torch.ops.aten.clone.default
+        assert second.args[0] is first and first.op == "placeholder"
+
+
 def test_autocast_converts_the_operands_of_a_convolution() -> None:
     """The call has no conversion, and one of them has the half type already."""
     with FakeTensorMode():
