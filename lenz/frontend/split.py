@@ -18,7 +18,7 @@ from lenz.errors import Unsupported
 from lenz.frontend import again
 from lenz.frontend.budget import choose_saved
 from lenz.frontend.normalise import dedup, drop_noops, touched_by
-from lenz.frontend.overwritten import copy_arguments, drop_copies
+from lenz.frontend.overwritten import copy_arguments, drop_copies, unviewed
 from lenz.frontend.places import KINKED, SIZED, by_mask, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
 from lenz.traits import has, is_random
@@ -132,7 +132,7 @@ def mark(graph: Graph, backward: set[Node], native: frozenset[str]) -> None:
         elif has(n.target, "compare"):
             for x in compared_with_own(n) - backward:  # any order: all get one mark
                 x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif is_weight_laid(n) or (
+        elif is_copy_of_kept(n, backward, native) or (
             is_product_of_read(n, backward) and is_fused(n, backward, native)
         ):
             n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
@@ -222,14 +222,20 @@ def is_product_of_read(n: Node, backward: set[Node]) -> bool:
     return is_made and not any(backward.isdisjoint(again.readers_of(x)) for x in n.all_input_nodes)
 
 
-def is_weight_laid(n: Node) -> bool:
-    """Say whether a value is a convolution's weights, copied from an argument to channels last.
+def is_copy_of_kept(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
+    """Say whether a value is a copy, in another layout, of what stays in memory for backward.
 
-    The argument stays in memory; a copy that is kept would be beside it.
+    That is what library calls of backward read, or the weights of a convolution: an argument. Views
+    of a copy count as it does.
     """
-    is_copy = n.target is aten.clone.default and n.all_input_nodes[0].op == "placeholder"
+    copy = unviewed(n)
+    if copy.target is not aten.clone.default or n in backward or "recompute" in n.meta:
+        return False
+    x = unviewed(copy.all_input_nodes[0])
     calls = [u for u in n.users if u.target is aten.convolution_backward.default]
-    return is_copy and "recompute" not in n.meta and any(u.args[2] is n for u in calls)
+    if x.op == "placeholder":
+        return any(u.args[2] is n for u in calls)
+    return not is_fused(x, backward, native)
 
 
 def as_permute(n: Node) -> None:

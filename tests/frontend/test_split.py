@@ -426,3 +426,14 @@ def test_what_a_policy_saves_is_kept(op: torch._ops.OpOverload) -> None:
     names = [name for name, *_ in saved if name != "t.default"]  # of the product's weight
     count = 2 if op is aten._to_copy.default else 1
     assert names == [str(op).removeprefix("aten.")] * count
+
+
+def test_a_copy_of_what_is_kept_is_not_kept() -> None:
+    """The gradients of attention read its result, that of the product a transpose of it."""
+
+    def f(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        heads = F.scaled_dot_product_attention(q, k, v)
+        return (heads.transpose(1, 2).reshape(4, 128, 256) @ w).sum()
+
+    saved = kept_of(f, *[(4, 4, 128, 64)] * 3, (256, 256), dtype=torch.bfloat16)
+    assert sum(math.prod(s) == 4 * 128 * 256 for _, _, s in saved) == 1, saved
