@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import combinations
 from types import FunctionType
 from typing import Any
@@ -148,12 +148,12 @@ def unwritable(gm: GraphModule, inputs: Sequence[Any]) -> str:
     that overlap it keeps their distance without a guard, or takes them as apart:
     docs/upstream/torch_overlapping_arguments.py, torch_overlapping_views.py.
     """
-    shared: dict[int, list[torch.Tensor]] = {}
-    for x in inputs:
+    places, shared = gm.graph.find_nodes(op="placeholder"), dict[int, list[int]]()
+    for i, x in enumerate(inputs):
         if (s := storage_of(x)) is not None:
-            shared.setdefault(s, []).append(x)
-    found = ""
-    for group in shared.values():
+            shared.setdefault(s, []).append(i)
+    for at in shared.values():
+        group, found = [inputs[i] for i in at], ""
         if group[0].is_inference() and not torch.is_inference_mode_enabled():
             found = "it writes, and an argument is a tensor of InferenceMode"
         tables = [x for x in group if x.dim() == 2]
@@ -161,7 +161,17 @@ def unwritable(gm: GraphModule, inputs: Sequence[Any]) -> str:
         overlap = len(group) > 1 and compute_overlapping_tensors(group, symbolic=False)
         if overlap or any(map(_overlooked, pairs)):
             found = "it writes, and two arguments overlap"
-    return found if found and any(map(writes, gm.graph.nodes)) else ""
+        own = set(storages(*(places[i] for i in at))) if found else set[int]()
+        if found and any(_may_change(n, own) for n in gm.graph.nodes if writes(n)):
+            return found
+    return ""
+
+
+def _may_change(n: Node, own: Set[int]) -> bool:
+    """Say whether `n`, which writes, may write to one of these storages."""
+    is_first = n.target in WRITES or (n.op == "call_method" and n.target != "set_")
+    found = n.all_input_nodes[:1] if is_first else n.all_input_nodes
+    return any(traced(a) is None or not own.isdisjoint(storages(a)) for a in found)
 
 
 def _overlooked(pair: Sequence[torch.Tensor]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -86,3 +87,36 @@ def test_arguments_that_are_apart_are_compiled() -> None:
     x = arange(20.0).reshape(5, 4)
     torch.compile(written, backend="lenz")(x[:, :2], x[:, 2:])
     torch.compile(lambda a, b: a + b, backend="lenz")(x[:-1, :2], x[1:, :2])
+
+
+@pytest.mark.filterwarnings("error:lenz")
+def test_writes_to_other_memory_are_compiled() -> None:
+    """The columns of `unbind` overlap for torch; losses of boxes write to a third tensor."""
+
+    def fn(boxes: Tensor) -> Tensor:
+        x, y = boxes.unbind(-1)
+        area = torch.zeros_like(x)
+        torch._dynamo.graph_break()
+        area[x < y] = 1.0
+        area.add_(x)
+        return area + y
+
+    torch._dynamo.reset()
+    boxes = arange(12.0).reshape(6, 2).roll(1)
+    assert torch.equal(torch.compile(fn, backend="lenz")(boxes), fn(boxes))
+
+
+@pytest.mark.parametrize("write", (lambda x, z: x[:1].add_(1), lambda x, z: z.set_(x).add_(1)))
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
+def test_writes_through_views_are_eagers(write: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def fn(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        write(x, z)
+        return x + y
+
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="lenz")
+    for places in ((0, 2), (0, 1), (0, 3)):
+        memory, own = arange(8.0), arange(8.0)
+        got = run(*[memory[k : k + 4] for k in places], torch.zeros(4))
+        assert torch.equal(got, fn(*[own[k : k + 4] for k in places], torch.zeros(4))), places
+        assert torch.equal(memory, own)
