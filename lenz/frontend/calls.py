@@ -81,12 +81,9 @@ def operands(n: Node) -> list[Node]:
 
 
 def storages(*nodes: Node) -> Iterator[int]:
-    """Yield the storage of each tensor that the nodes return."""
-    for value in map(traced, nodes):
-        for leaf in (value,) if isinstance(value, torch.Tensor) else _pytree.tree_leaves(value):
-            key = storage_of(leaf)
-            if key is not None:
-                yield key
+    """Return the storage of each tensor that the nodes return."""
+    leaves = _pytree.tree_leaves([traced(n) for n in nodes])
+    return (s for x in leaves if (s := storage_of(x)) is not None)
 
 
 def is_torch(target: Any) -> bool:
@@ -161,7 +158,7 @@ def unwritable(gm: GraphModule, inputs: Sequence[Any]) -> str:
         overlap = len(group) > 1 and compute_overlapping_tensors(group, symbolic=False)
         if overlap or any(map(_overlooked, pairs)):
             found = "it writes, and two arguments overlap"
-        own = set(storages(*(places[i] for i in at))) if found else set[int]()
+        own = set(storages(*(places[i] for i in at)))
         if found and any(_may_change(n, own) for n in gm.graph.nodes if writes(n)):
             return found
     return ""

@@ -66,10 +66,8 @@ class KnownValues:
 
     def _closure(self, node: Node, at: Node) -> tuple[Node, ...]:
         """Return the nodes before `at` that determine `node`, in order; raises Unknown."""
-        needed: dict[Node, None] = {}
-        touched: dict[int, None] = {}
+        needed, touched, todo = dict[Node, None](), set[int](), [node]
         earlier = [w for w in self._writers if self._place[w] < self._place[at]]
-        todo = [node]
         while todo:
             n = todo.pop()
             if n not in needed:
@@ -77,7 +75,7 @@ class KnownValues:
                 if not is_given and n.op not in CALLS:
                     raise Unknown
                 needed[n] = None
-                touched.update(dict.fromkeys(storages(n)))
+                touched.update(storages(n))
                 todo += operands(n)
             if not todo:  # also everything that may write into one of these tensors
                 left = (w for w in earlier if w not in needed)

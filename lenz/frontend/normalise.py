@@ -234,9 +234,8 @@ def is_pure(node: Node) -> bool:
     """Say whether equal arguments give equal results, without side effects."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        if has(target, "unset") or is_random(target):
-            return False
-        return target.namespace in ("aten", "prims") and not node.is_impure()
+        is_known = target.namespace in ("aten", "prims") and not node.is_impure()
+        return is_known and not has(target, "unset") and not is_random(target)
     if target is operator.getitem:
         return True
     # Arithmetic on SymInts: operator.mul, math.ceil, torch.sym_max.
@@ -251,7 +250,6 @@ def prune(graph: Graph) -> None:
     Random ops count as having one, so that the generator advances as in eager.
     """
     for node in reversed(graph.nodes):
-        if node.users or node.op in ("placeholder", "output"):
-            continue
-        if not node.is_impure() and not is_collective(node):
+        is_kept = node.users or node.op in ("placeholder", "output")
+        if not (is_kept or node.is_impure() or is_collective(node)):
             graph.erase_node(node)
