@@ -117,6 +117,6 @@ def test_writes_through_views_are_eagers(write: Callable[[Tensor, Tensor], Tenso
     run = torch.compile(fn, backend="lenz")
     for places in ((0, 2), (0, 1), (0, 3)):
         memory, own = arange(8.0), arange(8.0)
-        got = run(*[memory[k : k + 4] for k in places], torch.zeros(4))
-        assert torch.equal(got, fn(*[own[k : k + 4] for k in places], torch.zeros(4))), places
+        mine, theirs = ([*(m[k : k + 4] for k in places), torch.zeros(4)] for m in (memory, own))
+        assert torch.equal(run(*mine), fn(*theirs)), places
         assert torch.equal(memory, own)
