@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from lenz.ir.expr import loads_of
+from lenz.ir.graph import Scatter, bodies_of
 from lenz.ir.kernel import digits
 from lenz.ir.tensor import Axes, Axis, axis
 from lenz.sym import ONE, ZERO, FloorDiv, Int, Mod, Sym, Var, affine_in, product, substitute
@@ -73,3 +75,25 @@ def taken_apart(axes: Axes, syms: Sequence[Sym]) -> tuple[Axis, Axes, dict[Var, 
 
 def _divisions_in(syms: Sequence[Sym], variables: Sequence[Var]) -> list[FloorDiv | Mod]:
     return list(dict.fromkeys(d for s in dict.fromkeys(syms) for d in divisions_of(s, variables)))
+
+
+def old_reads(n: Scatter) -> set[str]:
+    """The buffers that a scatter reads, without its base if each point reads what it alone writes.
+
+    Such a scatter may write in place.
+    """
+    ones = {a.var: ZERO for a in n.axes if a.extent is ONE}
+    place = tuple(substitute(s, ones) for s in n.index)
+    stepped = [v for s in place for v in s.free_vars if affine_in(s, v) == (ONE, s - v)]
+    moving = [a.var for a in n.axes if a.var not in ones]
+    # Each axis steps through an index of its own, beside which that has no axis.
+    alone = all(stepped.count(v) == 1 for v in moving) and all(
+        sum(v in s.free_vars for v in moving) <= 1 for s in place
+    )
+    is_own = n.mode == "set" and not n.bound and alone
+    return {
+        e.attrs[0]
+        for e in loads_of(*bodies_of(n))
+        if not (is_own and e.attrs[0] == n.base)
+        or tuple(substitute(s, ones) for s in e.attrs[1]) != place
+    }

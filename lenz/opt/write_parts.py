@@ -4,7 +4,8 @@
     ==>  scatter set (i: 8, j: 2) (%x, [i, j + 4]) { %new at j + 4 }
 
 The map would read and write the whole argument: all of a cache, where each call fills one row. A
-scatter works in the argument's memory, so new values that read an argument are stored first.
+scatter works in the argument's memory, so new values that read an argument are stored first, unless
+they read the element that they replace.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence, Set
 
 from lenz.context import Context
 from lenz.debug.blame import blaming
-from lenz.ir.expr import Expr, load, loads_of, nodes_of, reindex
+from lenz.ir.axes import old_reads
+from lenz.ir.expr import Expr, load, nodes_of, reindex
 from lenz.ir.graph import Graph, Node, Pointwise, Scatter, atom_refs, reads_of
 from lenz.ir.op import INDEX, MASKED
 from lenz.ir.tensor import Axes, Axis, Buffer, axis, contiguous
@@ -71,13 +73,14 @@ def _part(
         return None
     first, then = list[Node](), list[Scatter]()
     for k, (axes, index, value) in reversed([*enumerate(found)]):
-        if any(e.attrs[0] in written for e in loads_of(value)):
+        out = replace(n.out, name=f"{n.out.name}.{k}") if k else n.out
+        put = Scatter(out, then[-1].out.name if then else base, axes, index, (), value)
+        if not written.isdisjoint(old_reads(put)):
             layout = contiguous([a.extent for a in axes])
             part = Buffer(f"{n.out.name}.part{k}", replace(n.out.type, layout=layout), n.out.origin)
             first.append(Pointwise(part, axes, value))
-            value = load(part.name, [a.var for a in axes], part.dtype)
-        out = replace(n.out, name=f"{n.out.name}.{k}") if k else n.out
-        then.append(Scatter(out, then[-1].out.name if then else base, axes, index, (), value))
+            put = replace(put, value=load(part.name, [a.var for a in axes], part.dtype))
+        then.append(put)
     return first, then
 
 

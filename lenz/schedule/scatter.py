@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lenz.ir import graph as ir
-from lenz.ir.expr import loads_of, nodes_of
+from lenz.ir.axes import old_reads
+from lenz.ir.expr import nodes_of
 from lenz.ir.tensor import Buffer, Layout
 from lenz.schedule.nest import Nest, nest_of
 
@@ -28,7 +29,7 @@ def homes(g: ir.Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
     uses = Counter(name for n in g.nodes for name in ir.reads_of(n))
     for _, n in reversed(scatters):
         own = n.out.name
-        after = [s for _, s in scatters if s.base == own and own not in _loads(s)]
+        after = [s for _, s in scatters if s.base == own and own not in old_reads(s)]
         if not after or uses[own] != 1 or own in returned | written:
             continue
         into = after[0].out.name
@@ -46,10 +47,6 @@ def homes(g: ir.Graph, layouts: Mapping[str, Layout]) -> dict[str, str]:
     return found
 
 
-def _loads(n: ir.Scatter) -> set[str]:
-    return {e.attrs[0] for e in loads_of(*ir.bodies_of(n))}
-
-
 def _is_needed(g: ir.Graph, name: str, at: int) -> bool:
     """True if node number `at`, or a later one, may read the old elements of an input.
 
@@ -62,7 +59,7 @@ def _is_needed(g: ir.Graph, name: str, at: int) -> bool:
     assert isinstance(n, ir.Scatter)
     reads = {r for x in g.nodes[at + 1 :] if not isinstance(x, ir.View) for r in ir.reads_of(x)}
     ends = {*ir.atom_refs(g.outputs)} - views | {m.value for m in g.mutations}
-    return bool(shared & (reads | _loads(n) | ends))
+    return bool(shared & (reads | old_reads(n) | ends))
 
 
 def _escapes(g: ir.Graph, name: str) -> bool:
