@@ -17,6 +17,7 @@ import torch
 from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree
 
 from lenz.frontend.values import storage_of
@@ -57,7 +58,7 @@ def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
         made = graph.create_node("call_function", op, args, kwargs, name)
         own = ("tensor_meta", "unbacked_bindings", "desc", "val")
         made.meta = {k: v for k, v in n.meta.items() if k not in own}
-        real = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        real: Any = map_arg(args, lambda a: a.meta["val"])
         made.meta["val"] = op(*real, **kwargs)
         return made
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -18,6 +19,7 @@ from lenz.frontend.calls import inserter, storages
 from lenz.frontend.collectives import is_collective
 from lenz.frontend.overwritten import COPY, unviewed
 from lenz.frontend.values import is_same_layout
+from lenz.frontend.written import join_parts
 from lenz.records import dataclass
 from lenz.traits import arguments, has, is_random
 
@@ -42,6 +44,8 @@ def normalise(gm: GraphModule) -> None:
     prune(gm.graph)
     view_strided(gm.graph)
     drop_noops(gm.graph, touched_by(gm.graph))
+    touched = touched_by(gm.graph)
+    join_parts(gm.graph, touched.returned | touched.by_offset, touched.mutated)
     dedup(gm)
     prune(gm.graph)
     drop_tokens(gm.graph)
@@ -147,14 +151,15 @@ def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
             continue
         if node in touched.outputs or not node.args or not isinstance(node.args[0], Node):
             continue
-        source = node.args[0]
+        is_written = target is aten.copy.default  # over all of another tensor
+        source: Any = node.args[1 if is_written else 0]
         if has(target, "alias"):
             if target is not aten.detach.default or not is_shown(node, touched):
                 replace(graph, node, source)
         elif has(target, "view"):
             if is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=True):
                 replace(graph, node, source)
-        elif has(target, "copy"):
+        elif has(target, "copy") or is_written:
             own, from_ = tuple(storages(node)), tuple(storages(source))
             if (
                 own

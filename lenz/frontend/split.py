@@ -21,6 +21,7 @@ from lenz.frontend.normalise import dedup, drop_noops, touched_by
 from lenz.frontend.overwritten import copy_arguments, drop_copies, unviewed
 from lenz.frontend.places import KINKED, SIZED, by_mask, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
+from lenz.frontend.written import join_parts
 from lenz.traits import has, is_random
 
 aten = torch.ops.aten
@@ -90,6 +91,8 @@ def split(
             by_mask(joint.graph, n)
         elif (limit := places_below(n)) is not None:
             shorten(joint.graph, n, limit, backward)
+    touched = touched_by(joint.graph)
+    join_parts(joint.graph, touched.returned | touched.by_offset, touched.mutated)
     dedup(joint)
     mark(joint.graph, backward, native)
     with fusing(budget):
