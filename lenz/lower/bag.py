@@ -41,13 +41,12 @@ def bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
     """The bag number of each index: the number of offsets at or before it, less one."""
     # An offset past the last index (an empty bag) goes to a position without an index.
     row = b.temp((count + 1,), I64)
-    zeros = b.map(lambda i: const(0, I64), row)
 
     def mark(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         at = checked(offsets.at(i), count + 1, fault="assert_in_bounds")
         return (computed(0, count + 1),), (at,), const(1, I64)
 
-    marks = b.scatter("add", zeros, offsets.shape, mark, row)
+    marks = b.scatter("add", const(0, I64), offsets.shape, mark, row)
     numbers = b.scan("sum", 0, marks.at, row)
     return b.map(lambda i: numbers.at(i) - 1, b.temp((count,), I64))
 
@@ -187,7 +186,6 @@ def _few_rows(b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], v
     """
     lookups = product(indices.shape)
     owners = b.temp((rows,), I64)
-    own = b.map(lambda i: index(lookups), owners)
 
     def row(i: Index) -> tuple[Expr]:
         return (checked(indices.at(i), rows),)
@@ -195,15 +193,14 @@ def _few_rows(b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], v
     def number(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         return (computed(0, rows),), row(i), index(flatten(i, indices.shape))
 
-    own = b.scatter("min", own, indices.shape, number, owners)
+    own = b.scatter("min", index(lookups), indices.shape, number, owners)
     sums = b.temp((lookups + 1, over[-1]), F32)
-    total = b.map(lambda i: const(0, F32), sums)
 
     def place(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         at = own.at((computed(0, rows),), row(i[:-1]))
         return (computed(0, lookups + 1), i[-1]), (at,), ops.cast(value(i), F32)
 
-    total = b.scatter("add", total, over, place, sums)
+    total = b.scatter("add", const(0, F32), over, place, sums)
 
     def found(i: Index) -> Expr:
         at = own.at(i[:1])

@@ -192,7 +192,7 @@ class GraphBuilder:
     def scatter(
         self,
         mode: ir.UpdateMode,
-        base: Value,
+        base: Value | Expr,
         over: Sequence[Sym],
         fn: Callable[[Index], tuple[Index, tuple[Expr, ...], Expr]],
         type: TensorType | None = None,
@@ -200,15 +200,16 @@ class GraphBuilder:
     ) -> Value:
         """`base`, updated for each index i of the shape `over`, in row-major order.
 
-        fn(i) returns the place, the expressions bound to `@k` in it, and the value, which is
-        rounded to the result type.
+        A `base` that is no tensor is the old value of every element. fn(i) returns the place, the
+        expressions bound to `@k` in it, and the value, which is rounded to the result type.
         """
         type = self.result if type is None else type
+        start = base if isinstance(base, Value) else self.map(lambda i: base, type)
         axes = axes_for(over)
         where, positions, value = fn(_vars(axes))
         where, positions = canonical_bound(where, positions)
         parts = axes, where, positions, round_to(value, type.dtype), mode
-        return _added(self, ir.Scatter(_out(self, type, name), base.name, *parts))
+        return _added(self, ir.Scatter(_out(self, type, name), start.name, *parts))
 
     def view(
         self,

@@ -90,18 +90,20 @@ def power(x: Pair, y: Pair) -> Pair:
     return _choose(nothing, (of_zero, zero), exp(mul(y, log(x))))
 
 
-def cosh(z: Pair) -> Pair:
-    """cosh a cos b + i sinh a sin b; cos z is cosh iz."""
+def _hyperbolic(z: Pair, even: Callable[[Expr], Expr], odd: Callable[[Expr], Expr]) -> Pair:
+    """even(a) cos b + i odd(a) sin b; a real number stays real."""
     (a, b) = z
-    im = ops.where(ops.eq(b, 0.0), b, ops.sinh(a) * ops.sin(b))
-    return ops.cosh(a) * ops.cos(b), im
+    return even(a) * ops.cos(b), ops.where(ops.eq(b, 0.0), b, odd(a) * ops.sin(b))
 
 
 def sinh(z: Pair) -> Pair:
     """sinh a cos b + i cosh a sin b; i sin z is sinh iz."""
-    (a, b) = z
-    im = ops.where(ops.eq(b, 0.0), b, ops.cosh(a) * ops.sin(b))
-    return ops.sinh(a) * ops.cos(b), im
+    return _hyperbolic(z, ops.sinh, ops.cosh)
+
+
+def cosh(z: Pair) -> Pair:
+    """cosh a cos b + i sinh a sin b; cos z is cosh iz."""
+    return _hyperbolic(z, ops.cosh, ops.sinh)
 
 
 def reciprocal(z: Pair) -> Pair:

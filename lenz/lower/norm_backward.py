@@ -36,23 +36,6 @@ def _normalised(x: Value, mean: At | None, rstd: At, acc: DType) -> tuple[At, At
     return xhat, factor
 
 
-def row_gradient(
-    b: GraphBuilder, s: Split, h: At, xhat: At, rstd: At, acc: DType, centred: bool
-) -> Value:
-    """dx of a norm over the reduced dimensions of `s`; result 0 of the node."""
-    n = count(s.over, acc)
-    first = sum_rows(b, s, h, acc, "sum_h") if centred else None
-    second = sum_rows(b, s, lambda i: h(i) * xhat(i), acc, "sum_hx")
-
-    def dx(i: Index) -> Expr:
-        row = s.row(i)
-        e = h(i) * n - xhat(i) * second.at(row)
-        e = e if first is None else e - first.at(row)
-        return e * (rstd(i) / n)
-
-    return b.map(dx)
-
-
 @lowering("native_layer_norm_backward")
 def native_layer_norm_backward(b: GraphBuilder, *args: Any) -> tuple[Value | None, ...]:
     """dx, dweight, dbias, each if the mask asks for it."""
@@ -89,11 +72,19 @@ def _rows_backward(
     def h(i: Index) -> Expr:
         return scaled(dy(i), weight, None, i[lead:])
 
-    dx = None
+    dx = dweight = dbias = None
     if mask[0]:
-        dx = row_gradient(b, s, h, xhat, factor, acc, mean is not None)
+        n = count(s.over, acc)
+        first = None if mean is None else sum_rows(b, s, h, acc, "sum_h")
+        second = sum_rows(b, s, lambda i: h(i) * xhat(i), acc, "sum_hx")
+
+        def at(i: Index) -> Expr:
+            e = h(i) * n - xhat(i) * second.at(s.row(i))
+            e = e if first is None else e - first.at(s.row(i))
+            return e * (factor(i) / n)
+
+        dx = b.map(at)
     outer = Split(x.shape, tuple(range(lead)))
-    dweight = dbias = None
     if mask[1]:
         dweight = reduce_over(
             b, "sum", outer, False, lambda i: dy(i) * xhat(i), None, b.results[1], "dweight"

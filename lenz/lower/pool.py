@@ -226,13 +226,12 @@ def _unpooled(
     if wide is b.result.dtype:  # contiguous pooled dimensions are one
         stride = (*kept.stride[:lead], kept.stride[-1])
         flat = replace(flat, layout=Layout(flat.shape, stride))
-    zeros = b.map(lambda i: const(0, wide), flat)
 
     def update(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         at = checked(indices.at(i), count, fault="assert_in_bounds")
         return (*i[:lead], computed(0, count)), (at,), x.at(i)
 
-    out = b.scatter(mode, zeros, x.shape, update, flat)
+    out = b.scatter(mode, const(0, wide), x.shape, update, flat)
     place: Callable[[Index], Index] = lambda i: (*i[:lead], flatten(i[lead:], sizes))
     return b.view(out, place) if wide is b.result.dtype else b.map(lambda i: out.at(place(i)))
 

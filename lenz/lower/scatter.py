@@ -91,8 +91,9 @@ def _along(x: Value, dim: int, index: Value) -> Callable[[Index], Place]:
 
 
 def _scatter(
-    b: GraphBuilder, x: Value, dim: int, index: Value, src: Operand, reduce: str = "set"
-) -> Value:
+    b: GraphBuilder, x: Value, dim: int, index: Value, src: Operand, reduce: str = "set", *,
+    include_self: bool = True,
+) -> Value:  # fmt: skip
     """out[.., index[i], ..] = src[i], or combined with src[i]; src may be a number."""
     place = _along(x, dim, index)
 
@@ -100,17 +101,15 @@ def _scatter(
         return src.at(i[: src.rank]) if isinstance(src, Value) else exact(src, i, x.dtype)
 
     made = in_scalar(x, index, value, fault="assert_in_bounds")
-    return update(b, MODES[reduce], x, (index.shape, place, made), once=True)
+    return _combined(b, x, (index.shape, place, made), reduce, include_self)
 
 
 lowering("scatter.src", any_dtype=True)(_scatter)
-lowering("scatter.value", "scatter.reduce", "scatter.value_reduce")(_scatter)
+lowering("scatter.value", "scatter.reduce", "scatter.value_reduce", "scatter_reduce.two")(_scatter)
 lowering("scatter_add")(lambda b, x, dim, at, src: _scatter(b, x, dim, at, src, "add"))
 
 
-def _combined(
-    b: GraphBuilder, x: Value, w: Writes, reduce: str, include_self: bool = True
-) -> Value:
+def _combined(b: GraphBuilder, x: Value, w: Writes, reduce: str, include_self: bool) -> Value:
     """x combined with values, or only the values where there are any (`include_self` false)."""
     over, place, _ = w
     if ZERO in over:  # an empty index may have any rank
@@ -123,10 +122,8 @@ def _combined(
     total = update(b, mode, start, w, once=True)
     if reduce != "mean":
         return total
-    own = const(1 if include_self else 0, I64)
-    kind = b.temp(x.shape, I64)
-    count = b.map(lambda i: own, kind)
-    count = b.scatter("add", count, over, lambda i: (*place(i), const(1, I64)), kind)
+    own, kind = const(1 if include_self else 0, I64), b.temp(x.shape, I64)
+    count = b.scatter("add", own, over, lambda i: (*place(i), const(1, I64)), kind)
 
     def mean(i: Index) -> Expr:
         e = total.compute(i)
@@ -134,23 +131,6 @@ def _combined(
         return e / by if e.dtype.is_float else ops.div_floor(e, by)
 
     return b.map(mean)
-
-
-@lowering("scatter_reduce.two")
-def scatter_reduce(
-    b: GraphBuilder,
-    x: Value,
-    dim: int,
-    index: Value,
-    src: Value,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Value:
-    """out[.., index[i], ..] combined with src[i] by sum, prod, mean, amax or amin."""
-    place = _along(x, dim, index)
-    value = in_scalar(x, index, lambda i: src.at(i[: src.rank]), fault="assert_in_bounds")
-    return _combined(b, x, (index.shape, place, value), reduce, include_self)
 
 
 def _put_masked(

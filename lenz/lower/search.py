@@ -101,7 +101,6 @@ def histc(
         low = ops.where(flat, low - 1, low)
         high = ops.where(flat, high + 1, high)
     row = b.temp((Int(bins + 1),), I64)
-    zeros = b.map(lambda i: const(0, I64), row)
 
     def count(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
         e = x.compute(i)
@@ -117,5 +116,5 @@ def histc(
             const(1, I64),
         )
 
-    counts = b.scatter("add", zeros, x.shape, count, row)
+    counts = b.scatter("add", const(0, I64), x.shape, count, row)
     return b.map(lambda i: ops.cast(counts.at(i), b.result.dtype))

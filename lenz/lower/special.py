@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from lenz import ops
 from lenz.ir.dtype import F32, F64, I64, compute_dtype
@@ -110,10 +111,7 @@ def _enter(fn: Fn, *names: str, doubles: bool = False) -> None:
 
 
 def _power(e: Expr, n: int) -> Expr:
-    out = e
-    for _ in range(n - 1):
-        out = out * e
-    return out
+    return reduce(ops.mul, [e] * n)
 
 
 def _cotangent(x: Expr) -> tuple[Expr, Expr]:
