@@ -438,8 +438,8 @@ def sizes_given(p: ir.Plan, args: Sequence[Any]) -> dict[Var, int]:
             places[i.name] = a
         elif not isinstance(i.value, Int) and (whole := as_multiple(i.value)):
             found.setdefault(whole[0], _divided(a, whole[1]))
-    for s in p.flat:
-        if isinstance(s, ir.BindSize) and s.source in places and s.var not in found:
+    for s in p.binds:
+        if s.var not in found:
             t = places[s.source]
             found[s.var] = _divided(t.stride(s.dim) if s.stride else t.size(s.dim), s.factor)
     return found

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lenz.ir.graph import names_in
-from lenz.ir.plan import Alloc, CallStep, LaunchStep, Step
+from lenz.ir.plan import Alloc, CallStep, LaunchStep, Step, defined, used
 from lenz.sym import to_python
 
 
 def taken_and_made(s: Step) -> tuple[list[str], list[str]]:
     """The buffers that a launch or call takes, and those that it defines; empty for other steps."""
-    if isinstance(s, LaunchStep):
-        return list(s.args), []
-    if isinstance(s, CallStep):
-        taken = list(dict.fromkeys(names_in(s)))
-        return taken, [] if s.into else [o for o in s.outs if isinstance(o, str)]
-    return [], []
+    if not isinstance(s, (LaunchStep, CallStep)):
+        return [], []
+    taken = used(s) if isinstance(s, LaunchStep) else dict.fromkeys(used(s))
+    return [*taken], [*defined(s)]
 
 
 def title_of(s: Step) -> str:

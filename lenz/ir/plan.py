@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from lenz.ir.graph import Atom, Draws, first_names
+from lenz.ir.graph import Atom, Draws, first_names, names_in
 from lenz.ir.tensor import TensorType
 from lenz.records import dataclass, field
 from lenz.sym import Sym, Var
@@ -280,6 +280,17 @@ class Plan:
         """The steps, including those of regions."""
         return flat(self.steps)
 
+    @property
+    def tensors(self) -> dict[str, Input]:
+        """The tensor arguments by name."""
+        return {i.name: i for i in self.inputs if isinstance(i, Input)}
+
+    @property
+    def binds(self) -> list[BindSize]:
+        """The steps that read sizes of arguments."""
+        given = self.tensors
+        return [s for s in self.flat if isinstance(s, BindSize) and s.source in given]
+
 
 def place_of(plan: str, k: int, s: Step, why: str | None) -> str:
     """How an error names step `k` of a plan: its op or kernel, and the user's lines if known."""
@@ -295,6 +306,30 @@ def flat(steps: Iterable[Step | Region]) -> tuple[Step, ...]:
 def launched(steps: Iterable[Step | Region]) -> tuple[str, ...]:
     """Names of the kernels in order of first launch."""
     return tuple(dict.fromkeys(s.kernel for s in flat(steps) if isinstance(s, LaunchStep)))
+
+
+def used(s: Step) -> tuple[str, ...]:
+    """The buffers that a step uses."""
+    match s:
+        case Alias():
+            return (s.source,)
+        case LaunchStep():
+            return s.args
+        case CallStep():
+            return names_in(s)
+        case _:
+            return ()
+
+
+def defined(s: Step) -> tuple[str, ...]:
+    """The buffers that a step defines."""
+    match s:
+        case Alloc() | Keep() | Alias():
+            return (s.name,)
+        case CallStep() if not s.into:
+            return tuple(o for o in s.outs if isinstance(o, str))
+        case _:
+            return ()
 
 
 def owners_of(steps: Iterable[Step]) -> dict[str, str]:

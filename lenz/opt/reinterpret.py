@@ -15,6 +15,7 @@ from lenz.ir import graph as ir
 from lenz.ir.dtype import BOOL, MOVED
 from lenz.ir.expr import load
 from lenz.ir.tensor import Buffer, axes_for, contiguous
+from lenz.opt.each import each
 from lenz.records import replace
 
 
@@ -22,8 +23,8 @@ def reinterpret(g: ir.Graph, cx: Context) -> ir.Graph:
     """Make maps of the calls of `view.dtype` whose results only loops read."""
     types = {name: b.type for name, b in ir.buffers_of(g).items()}
     seen = {*ir.atom_refs(g.outputs), *(x for m in g.mutations for x in (m.input, m.value))}
-    nodes = list[ir.Node]()
-    for n in reversed(g.nodes):
+
+    def mapped(n: ir.Node) -> ir.Node:
         match n:
             case ir.Extern((Buffer() as out,), "aten.view.dtype", (ir.Ref(source), *_)):
                 old, new = types[source].dtype, out.dtype
@@ -36,10 +37,11 @@ def reinterpret(g: ir.Graph, cx: Context) -> ir.Graph:
                 else:
                     seen.add(source)
             case ir.Extern():
-                seen |= {*ir.names_in(n), *n.mutates}
+                seen.update((*ir.names_in(n), *n.mutates))
             case ir.Scatter():
                 seen.add(n.base)
             case ir.View() if n.out.name in seen:
                 seen.add(n.source)
-        nodes.append(n)
-    return replace(g, nodes=(*reversed(nodes),))
+        return n
+
+    return each(g, mapped, last_first=True)

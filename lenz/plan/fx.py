@@ -111,7 +111,7 @@ class _Reader(_Sizes):
     def __init__(self, p: ir.Plan, kernels: Mapping[str, NumberedKernel]) -> None:
         super().__init__(kernels)
         self.dtypes: dict[str, DType] = {}
-        self.inputs = {i.name for i in p.inputs if isinstance(i, ir.Input)}
+        self.inputs = p.tensors
         self.starts: set[str] = set()  # tensors at the start of their memory
         names = [*(c.name for c in p.constants), *p.objects]
         self.attributes = {name: f"attribute{k}" for k, name in enumerate(names)}
@@ -134,14 +134,12 @@ class _Reader(_Sizes):
         for i, node in zip(p.inputs, list(self.graph.nodes), strict=False):
             if isinstance(i, ir.SizeInput):
                 self.define(i.value, node)
-        for s in p.flat:
-            if isinstance(s, ir.BindSize) and s.source in self.inputs:
-                self.define(s.var * s.factor, self.read(s))
+        for s in p.binds:
+            self.define(s.var * s.factor, self.read(s))
         for name, most in p.most:
             self.expect(f"{name} is larger than {most}", "le", self.known[name], most)
-        for i in p.inputs:
-            if isinstance(i, ir.Input):
-                self.check(i)
+        for i in p.tensors.values():
+            self.check(i)
         for name in p.aligned:
             self.do(graph.assert_aligned, self.env[name])
 

@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from lenz.ir import plan as ir
 from lenz.ir.graph import Named, Ref, names_in
 from lenz.ir.tensor import TensorType
-from lenz.plan.regions import defined
 from lenz.records import dataclass, replace
 from lenz.sym import ONE
 from lenz.traits import trait
@@ -87,15 +86,13 @@ def graphed(p: ir.Plan, moved: Collection[str] = ()) -> Graphed:
     outside = [x.why + places.get(id(next(iter(x.steps), None)), "") for x in parts if x.why]
     if not inside:
         raise Uncaptured(outside[0])
-    arguments = {i.name for i in p.inputs if isinstance(i, ir.Input)}
-    binds = [s for s in p.flat if isinstance(s, ir.BindSize) and s.source in arguments]
-    roots = ir.owners_of(p.flat)
+    binds, roots = p.binds, ir.owners_of(p.flat)
     writes = _writes(p, inside, roots)
     used = {a.name for a in p.outputs if isinstance(a, Ref)}
     replays, around = list[Replay](), list[list[ir.Step]]()
     for x in reversed(parts):
         if x.kind != "graph":
-            used |= {n for s in x.steps for n in _named(s)}
+            used |= {n for s in x.steps for n in ir.used(s)}
             around.append([s for s in x.steps if not isinstance(s, ir.Current) and s not in binds])
             continue
         chain = _chain(x, used, roots, writes)
@@ -115,13 +112,12 @@ def graphed(p: ir.Plan, moved: Collection[str] = ()) -> Graphed:
         for part in reversed(around)
         for s in part
     ]
-    names = {*arguments, *(c.name for c in p.constants), *(n for s in told for n in defined(s))}
+    names = {*p.tensors, *(c.name for c in p.constants), *(n for s in told for n in ir.defined(s))}
     told = [s for s in told if not isinstance(s, ir.Free) or s.name in names]
     device = inside[0].device
     # Attention's seeds are on the CPU unless it is captured, and no graph can read them there.
     read = {n for r in found for n in (*r.reads, *r.pinned)}
-    tensors = [i for i in p.inputs if isinstance(i, ir.Input) and i.name in read]
-    here = {i: replace(i, anywhere=False) for i in tensors}
+    here = {i: replace(i, anywhere=False) for n, i in p.tensors.items() if n in read}
     whole = (*binds, ir.Current(device), *told)
     inputs = tuple([here.get(i, i) if isinstance(i, ir.Input) else i for i in p.inputs])
     plan = replace(p, inputs=inputs, steps=whole, kernels=ir.launched(whole), comments=())
@@ -148,7 +144,7 @@ def _writes(
     """
     inside = [s for x in parts for s in x.steps]
     made = {s.name: s.type for s in inside if isinstance(s, ir.Alloc)}
-    own = {n for s in inside for n in defined(s)}
+    own = {n for s in inside for n in ir.defined(s)}
     found, taken = dict[str, TensorType](), list[str]()
     for k, (a, type) in enumerate(zip(p.outputs, p.results, strict=True)):
         if not isinstance(a, Ref) or k in p.saved or a.name not in own:
@@ -168,7 +164,7 @@ def _chain(
     x: ir.Region, used: Collection[str], roots: Mapping[str, str], writes: Collection[str]
 ) -> list[ir.Reuse | ir.ViewStep]:
     """The views that the outer plan repeats, since their memory is not the graph's."""
-    own = {n for s in x.steps for n in defined(s)}
+    own = {n for s in x.steps for n in ir.defined(s)}
     wanted, found = {*used}, list[ir.Reuse | ir.ViewStep]()
     for s in reversed(x.steps):
         if isinstance(s, ir.Alias) and s.name in wanted and s.name not in writes:
@@ -184,8 +180,8 @@ def _replay(
     writes: Collection[str], chain: Collection[str],
 ) -> Replay:  # fmt: skip
     """A graph; its `reads` are all its external operands."""
-    own = dict.fromkeys(n for s in x.steps for n in defined(s))
-    taken = tuple(dict.fromkeys(n for s in x.steps for n in _named(s) if n not in own))
+    own = dict.fromkeys(n for s in x.steps for n in ir.defined(s))
+    taken = tuple(dict.fromkeys(n for s in x.steps for n in ir.used(s) if n not in own))
     fresh = tuple(n for n in own if n in writes)
     kept = tuple(
         n
@@ -199,10 +195,9 @@ def _settled(
     p: ir.Plan, moved: Collection[str], replays: Sequence[Replay], roots: Mapping[str, str]
 ) -> list[Replay]:
     """The graphs with operands sorted by kind, and the copies."""
-    tensors = [i for i in p.inputs if isinstance(i, ir.Input)]
-    pinned = {i.name for i in tensors if i.pinned and i.name not in moved}
+    pinned = {n for n, i in p.tensors.items() if i.pinned and n not in moved}
     # Buffers kept by one graph for another are copied back as well.
-    last = {i.name for i in tensors if not i.written}
+    last = {n for n, i in p.tensors.items() if not i.written}
     fixed = {c.name for c in p.constants} | {n for r in replays for n in r.kept}
     found = []
     for r in replays:
@@ -221,16 +216,3 @@ def _settled(
         rest = tuple(n for n in r.reads if n in fixed)
         found.append(replace(r, reads=reads, pinned=pins, fixed=rest, copied=copied, mutated=back))
     return found
-
-
-def _named(s: ir.Step) -> tuple[str, ...]:
-    """The buffers that a step uses."""
-    match s:
-        case ir.Alias():
-            return (s.source,)
-        case ir.LaunchStep():
-            return s.args
-        case ir.CallStep():
-            return names_in(s)
-        case _:
-            return ()

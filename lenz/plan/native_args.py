@@ -5,7 +5,7 @@ Nothing changes before all arguments are checked, so that the Python function ca
 
 from __future__ import annotations
 
-from lenz.ir.plan import BindSize, Input, LaunchStep, Plan, SizeInput
+from lenz.ir.plan import Input, LaunchStep, Plan, SizeInput
 from lenz.plan.native_frame import Frame, kind_and_number, tensor, type_addresses
 from lenz.plan.native_text import CODES
 from lenz.sym import Int, Var, as_multiple
@@ -27,8 +27,8 @@ def take_arguments(f: Frame, p: Plan) -> None:
         b.is_object, b.dtype = True, i.type.dtype
     integers = [_integer(f, i, k) for k, i in enumerate(p.inputs) if isinstance(i, SizeInput)]
     wholes = [x for x in integers if x is not None]
-    for s in p.flat:
-        if isinstance(s, BindSize) and s.source in tensors and s.var not in f.sizes:
+    for s in p.binds:
+        if s.var not in f.sizes:
             which = "strides" if s.stride else "sizes"
             text = f"call i64 @read_{which}(ptr {f.handle(s.source)}, i64 {s.dim})"
             _divided(f, s.var, out.let(text), s.factor)

@@ -117,7 +117,7 @@ class _Writer:
         self.ops: dict[str, str] = {}
         self.dtypes: dict[DType, str] = {}
         self.names: dict[str, str] = {}
-        self.inputs = {i.name for i in p.inputs if isinstance(i, ir.Input)}
+        self.inputs = p.tensors
         current = [_gpu(s.device) for s in p.flat if isinstance(s, ir.Current)]
         self.gpus = tuple(dict.fromkeys(current))
         self.current = self.gpus[0] if self.gpus else -1
@@ -198,7 +198,7 @@ class _Writer:
 
     def checks(self) -> list[str]:
         """One test for all tensor arguments; the slow path finds and names the fault."""
-        tensors = [i for i in self.p.inputs if isinstance(i, ir.Input)]
+        tensors = [*self.p.tensors.values()]
         if not tensors:
             return []
         names = ", ".join(self.var(i.name) for i in tensors)
@@ -364,9 +364,8 @@ def _given(w: _Writer) -> list[tuple[Var, str, int]]:
         scaled = as_multiple(i.value) if isinstance(i, ir.SizeInput) else None
         if scaled is not None and scaled[1] > 1:
             found.setdefault(scaled[0], (scaled[0], w.size(k), scaled[1]))
-    for s in w.p.flat:
-        if isinstance(s, ir.BindSize) and s.source in w.inputs:
-            found.setdefault(s.var, (s.var, _read(w, s), s.factor))
+    for s in w.p.binds:
+        found.setdefault(s.var, (s.var, _read(w, s), s.factor))
     return list(found.values())
 
 

@@ -52,8 +52,7 @@ class _Part:
 
 def regioned(p: ir.Plan, refused: Collection[str] = ()) -> ir.Plan:
     """The plan, divided into regions; the `refused` ops failed when a graph was captured."""
-    arguments = {i.name for i in p.inputs if isinstance(i, ir.Input)}
-    binds = [s for s in p.flat if isinstance(s, ir.BindSize) and s.source in arguments]
+    binds = p.binds
     known = {v for i in p.inputs if isinstance(i, ir.SizeInput) for v in i.value.free_vars}
     known |= {s.var for s in binds}
     rest, (device, why) = [s for s in p.flat if s not in binds], _device(p)
@@ -79,7 +78,7 @@ def regioned(p: ir.Plan, refused: Collection[str] = ()) -> ir.Plan:
 def _parts(steps: Sequence[ir.Step], facts: CaptureFacts) -> list[_Part]:
     """Cut the steps where one cannot be captured."""
     parts, own = [_Part([]), _Part([])], set[str]()
-    drawn = {n for s in steps if _draws(s) for n in defined(s)}
+    drawn = {n for s in steps if _draws(s) for n in ir.defined(s)}
     for s in steps:
         if _draws(s) or (isinstance(s, ir.Lay) and s.name in drawn):
             parts[-1].drawn.append(s)
@@ -90,23 +89,12 @@ def _parts(steps: Sequence[ir.Step], facts: CaptureFacts) -> list[_Part]:
             own = set()
         else:
             parts[-1].steps.append(s)
-            own |= {*defined(s)}
+            own |= {*ir.defined(s)}
     return [x for x in parts if x.steps or x.drawn]
 
 
 def _draws(s: ir.Step) -> bool:
     return isinstance(s, ir.CallStep) and s.draws == "key"
-
-
-def defined(s: ir.Step) -> tuple[str, ...]:
-    """The buffers that a step defines."""
-    match s:
-        case ir.Alloc() | ir.Keep() | ir.Alias():
-            return (s.name,)
-        case ir.CallStep() if not s.into:
-            return tuple(o for o in s.outs if isinstance(o, str))
-        case _:
-            return ()
 
 
 def _device(p: ir.Plan) -> tuple[str, str]:
@@ -140,7 +128,7 @@ def _refusal(s: ir.Step, facts: CaptureFacts) -> str:
 def _refused_call(s: ir.CallStep, facts: CaptureFacts) -> str:
     if s.op in facts.refused:
         return f"{s.op} failed when it was captured"
-    if any(n in facts.sized for n in defined(s)):
+    if any(n in facts.sized for n in ir.defined(s)):
         return f"{s.op} has a result whose size depends on values"
     if not s.op.startswith("aten."):
         return f"{s.op} may do anything"
