@@ -18,9 +18,8 @@ from lenz.ir.graph import Extern, Named, buffers_of, outs_of, reads_of, roots_of
 from lenz.ir.kernel import Kernel, Launch, Rejected, Schedule, exprs_of
 from lenz.ir.plan import Alloc, Free, Plan, Reuse
 from lenz.ir.printer import show
-from lenz.ir.tensor import TensorType
 from lenz.records import dataclass, field
-from lenz.sym import Sym, SymEnv
+from lenz.sym import SymEnv
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ def fusions(s: Schedule, tuned: Sequence[TuneReport] = ()) -> str:
             lines.append(_line(k) + _estimate(k.bytes_read + k.bytes_written, x.device))
         elif isinstance(x, Extern):
             names = dict.fromkeys([*reads_of(x), *(b.name for b in outs_of(x))])
-            moved = sum(nbytes(types[n], env) for n in names if n in types)
+            moved = sum(env.hint(types[n].nbytes) for n in names if n in types)
             at = next((types[n].device for n in names if n in types), "cpu")
             lines.append(f"call {op_called(x)}: {x.reason}{_at(x.origin)}{_estimate(moved, at)}")
     lines += [f"{r.first} and {r.second} are not fused: {r.why}" for r in s.rejected]
@@ -292,12 +291,6 @@ def allocs_report(p: Plan, env: SymEnv) -> tuple[AllocReport, ...]:
     for s in p.flat:
         if isinstance(s, (Alloc, Reuse)):
             source = s.source if isinstance(s, Reuse) else None
-            size = nbytes(s.type, env)
+            size = env.hint(s.type.nbytes)
             made.append(AllocReport(s.name, size, s.type.dtype.name, freed.get(s.name), source))
     return tuple(made)
-
-
-def nbytes(kind: TensorType, env: SymEnv) -> int:
-    """Bytes of memory of a tensor at the sizes of the example."""
-    storage: Sym = kind.layout.storage
-    return env.hint(storage) * kind.dtype.bytes

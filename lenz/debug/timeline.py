@@ -24,8 +24,8 @@ def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
     a call counts as its own memory unless it aliases an argument.
     """
     made = [b for n in s.steps if isinstance(n, Extern) for b in outs_of(n)]
-    sizes = {b.name: report.nbytes(b.type, env) for b in made}
-    sizes |= {x.name: report.nbytes(x.type, env) for x in p.flat if isinstance(x, Alloc)}
+    sizes = {b.name: env.hint(b.type.nbytes) for b in made}
+    sizes |= {x.name: env.hint(x.type.nbytes) for x in p.flat if isinstance(x, Alloc)}
     levels = bytes_alive(p.flat, sizes, aliased(s), {})
     return tuple(
         MemoryReport(x.op if isinstance(x, CallStep) else x.kernel, level)

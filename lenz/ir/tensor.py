@@ -169,6 +169,11 @@ class TensorType:
         """Number of dimensions."""
         return self.layout.rank
 
+    @property
+    def nbytes(self) -> Sym:
+        """Bytes of its memory."""
+        return self.layout.storage * self.dtype.bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:

@@ -49,7 +49,7 @@ def steps_of(s: Schedule, reports: Sequence[Any]) -> list[dict[str, Any]]:
             }
         else:
             types = {a: buffers[a].type for a in (*taken, *given) if a in buffers}
-            size = {a: env.hint(t.layout.storage) * t.dtype.bytes for a, t in types.items()}
+            size = {a: env.hint(t.nbytes) for a, t in types.items()}
             row = call_row(told, next((t.device for t in types.values()), HOST)) | {
                 "loads": taken,
                 "stores": given,

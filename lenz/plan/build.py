@@ -150,8 +150,7 @@ class _Builder:
     def settled(self) -> tuple[tuple[ir.Step, ...], tuple[tuple[int, str], ...]]:
         """The steps and comments; memory is reused where holding it does not raise the peak."""
         hint, given = self.schedule.graph.env.hint, self.given
-        own = {n: b.type for n, b in self.buffers.items() if n not in self.roots}
-        sizes = {n: hint(t.layout.storage) * t.dtype.bytes for n, t in own.items()}
+        sizes = {n: hint(b.type.nbytes) for n, b in self.buffers.items() if n not in self.roots}
         inputs = {b.name for b in self.schedule.graph.inputs if isinstance(b, Buffer)}
         dying = inputs - given.pinned if given.saved else inputs & given.donated
         free = free_holds(self.steps, self.pool.holds, sizes, aliased(self.schedule), dying)
@@ -360,7 +359,7 @@ class _Builder:
 
 def _is_huge(t: TensorType) -> bool:
     """True for memory in which page faults may dominate: large, or of unknown size."""
-    size = t.layout.storage * t.dtype.bytes
+    size = t.nbytes
     return capabilities_of(t.device).paged and (not isinstance(size, Int) or size.value >= HUGE)
 
 

@@ -45,7 +45,7 @@ class FreeList:
 
 def size_key(kind: TensorType) -> tuple[str, Sym]:
     """Device and bytes. Sizes are compared as Syms: equal for every value of the variables."""
-    return kind.device, kind.layout.storage * kind.dtype.bytes
+    return kind.device, kind.nbytes
 
 
 def free_holds(

@@ -312,10 +312,8 @@ def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context, target: s
         return
     for other in siblings:
         a, b = p.find(other), p.find(c)
-        if a == b:
-            continue
         first, second = p.cells[a], p.cells[b]
-        if not isinstance(first, Group) or not isinstance(second, Group):
+        if a == b or not isinstance(first, Group) or not isinstance(second, Group):
             continue
         if legal.shares_reads(first, second):
             p.attempt(a, b, cx)

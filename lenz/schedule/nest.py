@@ -16,7 +16,7 @@ from lenz.ir.axes import by_stride, merged, taken_apart
 from lenz.ir.expr import Expr, all_syms, finished, load, loads_of, reindex, replace_loads
 from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.kernel import digits, position
-from lenz.ir.tensor import Axes, Axis, Buffer, Layout, axis
+from lenz.ir.tensor import Axes, Buffer, Layout, axis
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
 from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
@@ -235,16 +235,11 @@ def remaps(n: Nest, d: Domain, orders: Sequence[Axes], turned: bool = False) -> 
         return found
     if d.kept and rows is d.rows * d.kept[0].extent and n.target == n.name:
         few = Domain(d.axes, d.kept)
-        orders = [tuple(_first(a, d) for a in order) for order in orders]
+        orders = [tuple(d.kept[0] if a in d.raxes else a for a in order) for order in orders]
         return [_over(n, [(n.axes, order)], few) for order in orders]
     if rows is d.rows:
         return [_over(n, [(n.axes, d.axes)], Domain(d.axes, ()))]
     return []
-
-
-def _first(a: Axis, d: Domain) -> Axis:
-    """The axis; if a sort keeps only some elements of the row, the axis of those."""
-    return d.kept[0] if a in d.raxes else a
 
 
 def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:

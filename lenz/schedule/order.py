@@ -72,4 +72,4 @@ def _is_last(p: Partition, c: int) -> bool:
 
 def _bytes(names: Set[str], buffers: dict[str, Buffer], env: SymEnv) -> int:
     found = [buffers[x] for x in names if x in buffers]  # any order: they are added
-    return sum(env.hint(b.type.layout.storage) * b.dtype.bytes for b in found)
+    return sum(env.hint(b.type.nbytes) for b in found)

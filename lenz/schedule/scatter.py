@@ -73,13 +73,11 @@ def _escapes(g: ir.Graph, name: str) -> bool:
 
 def _sharing(g: ir.Graph, name: str) -> set[str]:
     """A buffer, and those that may share its memory."""
-    shared = {name}
+    memory = dict[str, tuple[str, ...]]()
     for n in g.nodes:
-        if isinstance(n, ir.View) and n.source in shared:
-            shared.add(n.out.name)
-        elif isinstance(n, ir.Extern) and any(source in shared for _, source in n.aliases):
-            shared |= {b.name for b in ir.outs_of(n)}
-    return shared
+        if isinstance(n, ir.View | ir.Extern):
+            ir.note_memory(n, memory)
+    return {name, *(x for x, others in memory.items() if name in others)}
 
 
 def parts_of(
