@@ -13,23 +13,21 @@ import warnings
 from collections.abc import Iterator
 from struct import Struct
 
+from lenz.ir.binary import sections
 from lenz.machines import Code
 from lenz.private import Folder, is_private, opened
 
-# ELF64: the place of the section table in the file header, and the size and number of its entries.
-TABLE, ENTRIES = Struct("<40xQ"), Struct("<58xHH")
-SECTION, SYMBOL = Struct("<4xI16xQQI"), Struct("<IBxHQQ")
+SYMBOL = Struct("<IBxHQQ")  # of ELF64
 SYMBOLS, FUNCTION = 2, 2  # types of a section and of a symbol
 
 
 def functions_of(obj: bytes) -> Iterator[tuple[str, int, int, int]]:
     """The name, section, offset and size of each function of an ELF object."""
-    (start,), (size, number) = TABLE.unpack_from(obj), ENTRIES.unpack_from(obj)
-    sections = [SECTION.unpack_from(obj, start + k * size) for k in range(number)]
-    for kind, offset, length, names in sections:
+    found = sections(obj)
+    for kind, offset, length, names in found:
         for at in range(offset, offset + length, SYMBOL.size) if kind == SYMBOLS else ():
             name, info, section, value, extent = SYMBOL.unpack_from(obj, at)
-            begin = sections[names][1] + name
+            begin = found[names][1] + name
             if info & 15 == FUNCTION and section:
                 yield obj[begin : obj.index(0, begin)].decode(), section, value, extent
 

@@ -213,13 +213,11 @@ def results_of(program: FxProgram) -> list[TensorType | None]:
     """The types of the results; None for those that are not tensors."""
     syms, found = program.symbols.syms, list[TensorType | None]()
     for o in program.outputs:
-        t = o.value if o.node is not None and isinstance(o.value, torch.Tensor) else None
-        dtype = dtype_of(t.dtype) if t is not None else None
-        if t is None or dtype is None:
-            found.append(None)
-        else:
+        t, made = o.value, None
+        if o.node is not None and isinstance(t, torch.Tensor) and (dtype := dtype_of(t.dtype)):
             layout = Layout(syms(t.shape), syms(t.stride()))
-            found.append(TensorType(dtype, str(t.device), layout))
+            made = TensorType(dtype, str(t.device), layout)
+        found.append(made)
     return found
 
 

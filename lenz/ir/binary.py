@@ -1,9 +1,10 @@
-"""One compiled GPU kernel: its machine code, and facts for launches and reports."""
+"""Machine code: one GPU kernel with facts for launches and reports; the sections of a file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from dataclasses import asdict
 
 from lenz.errors import InternalError
@@ -11,6 +12,8 @@ from lenz.records import dataclass
 
 DIGEST = hashlib.sha256().digest_size
 MAX_WARPS = 32  # a block has at most 1024 threads on every GPU
+# ELF64: the place of the section table in the file header, and the size and number of its entries.
+TABLE, ENTRIES, SECTION = map(struct.Struct, ("<40xQ", "<58xHH", "<4xI16xQQI"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,12 @@ class Binary:
     def threads(self) -> int:
         """Threads per block."""
         return 32 * self.warps
+
+
+def sections(code: bytes) -> list[tuple[int, int, int, int]]:
+    """Type, offset, size and link of each section of an ELF64 file."""
+    (start,), (size, count) = TABLE.unpack_from(code), ENTRIES.unpack_from(code)
+    return [SECTION.unpack_from(code, start + k * size) for k in range(count)]
 
 
 def encode(b: Binary) -> bytes:

@@ -15,6 +15,7 @@ import torch
 
 import lenz
 from lenz import perf_map
+from lenz.ir.binary import sections
 from lenz.machines import Code
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="perf is a tool of Linux")
@@ -51,16 +52,10 @@ def test_a_map_covers_the_code_of_each_kernel(monkeypatch: pytest.MonkeyPatch) -
     for name, section, offset, size in perf_map.functions_of(obj):
         assert placed[name][1] == size > 0, name
         loaded = ctypes.string_at(*placed[name])
-        start = section_start(obj, section) + offset
+        start = sections(obj)[section][1] + offset
         same = sum(a == b for a, b in zip(loaded, obj[start : start + size], strict=True))
         assert same > 0.8 * size, f"{name} is mapped where other code is"
     assert stat.S_IMODE(FILE.stat().st_mode) == 0o600
-
-
-def section_start(obj: bytes, number: int) -> int:
-    (start,), (size, _) = perf_map.TABLE.unpack_from(obj), perf_map.ENTRIES.unpack_from(obj)
-    found: int = perf_map.SECTION.unpack_from(obj, start + number * size)[1]
-    return found
 
 
 def test_names_are_those_of_the_report_and_a_map_grows() -> None:

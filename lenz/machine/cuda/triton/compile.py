@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lenz.errors import InternalError, Missing
-from lenz.ir.binary import Binary
+from lenz.ir.binary import Binary, sections
 from lenz.records import dataclass
 
 LIBDEVICE = re.compile(r"\b(libdevice\.|tl\.(floor|ceil)\()")
@@ -37,9 +37,6 @@ SUMS = (
     r"add.s16 a0, a0, a2; add.s16 a1, a1, a3; mov.b32 \1, {a0, a1}; }"
 )
 
-# ELF64: offset of the section table in the file header, its entry size and count, one entry.
-SECTIONS_AT, SECTIONS_SIZE = struct.Struct("<40xQ"), struct.Struct("<58xHH")
-SECTION = struct.Struct("<4xI16xQQ")  # type, offset, size
 # Attributes of a cubin (type 0x70000000): format, number, and a length or a short value.
 CUDA_INFO, ATTRIBUTE, WITH_LENGTH = 0x70000000, struct.Struct("<BBH"), 4
 REGISTERS, FRAME_SIZE = 0x2F, 0x11
@@ -180,11 +177,8 @@ def _function(k: KernelText) -> Any:
 
 def _resources(code: bytes) -> tuple[int, int]:
     """Registers and stack bytes per thread, from a cubin's attributes; -1 if missing."""
-    (start,) = SECTIONS_AT.unpack_from(code)
-    size, count = SECTIONS_SIZE.unpack_from(code)
     found = {REGISTERS: -1, FRAME_SIZE: -1}
-    for n in range(count):
-        kind, at, length = SECTION.unpack_from(code, start + n * size)
+    for kind, at, length, _ in sections(code):
         end = at + length if kind == CUDA_INFO else 0
         while at < end:
             form, attribute, value = ATTRIBUTE.unpack_from(code, at)
