@@ -27,11 +27,11 @@ def take_arguments(f: Frame, p: Plan) -> None:
         b.is_object, b.dtype = True, i.type.dtype
     integers = [_integer(f, i, k) for k, i in enumerate(p.inputs) if isinstance(i, SizeInput)]
     wholes = [x for x in integers if x is not None]
-    for s in p.binds:
-        if s.var not in f.sizes:
-            which = "strides" if s.stride else "sizes"
-            text = f"call i64 @read_{which}(ptr {f.handle(s.source)}, i64 {s.dim})"
-            _divided(f, s.var, out.let(text), s.factor)
+    for read in p.binds:
+        if read.var not in f.sizes:
+            which = "strides" if read.stride else "sizes"
+            text = f"call i64 @read_{which}(ptr {f.handle(read.source)}, i64 {read.dim})"
+            _divided(f, read.var, out.let(text), read.factor)
     for var, whole, factor in wholes:
         _divided(f, var, whole, factor)
     for name, most in p.most:
