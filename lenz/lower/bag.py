@@ -13,7 +13,7 @@ from lenz.ir.dtype import F32, I64, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import Pointwise
 from lenz.ir.op import INDEX
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value, maker
 from lenz.lower.index import Place, checked, computed, is_position
 from lenz.lower.registry import lowering
 from lenz.lower.scatter import check_places, update
@@ -28,8 +28,8 @@ SMALL = 1 << 14
 
 def _bag_size(b: GraphBuilder, offsets: Value, count: Sym, bags: Sym) -> Sym | None:
     """The common size of all bags, if the offsets are a range and bags cover `count` indices."""
-    n = next((n for n in b.nodes if isinstance(n, Pointwise) and n.out.name == offsets.name), None)
-    if n is None or n.body.op is not INDEX or len(n.axes) != 1 or n.body.args:
+    n = maker(b, offsets.name)
+    if not isinstance(n, Pointwise) or n.body.op is not INDEX or len(n.axes) != 1 or n.body.args:
         return None
     parts = affine_in(n.body.attrs[0], n.axes[0].var)
     if parts is None or parts[1] is not ZERO or parts[0] * bags is not count:

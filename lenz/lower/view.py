@@ -266,10 +266,10 @@ def _refuse_gaps(b: GraphBuilder, x: Value, of: Layout, offset: Size | None) -> 
     A loop of this graph makes a tensor with the view's strides, and nothing in its gaps.
     """
     root = roots_of(b.nodes).get(x.name, x.name)
-    made = next((n.out for n in b.nodes if isinstance(n, LOOPS) and n.out.name == root), None)
-    if made is None:
+    made = maker(b, root)
+    if not isinstance(made, LOOPS):
         return
-    own = made.type.layout
+    own = made.out.type.layout
     start = x.buffer.type.layout.offset if offset is None else sym(offset)
     last = sum(((n - 1) * s for n, s in zip(of.shape, of.stride, strict=True)), start)
     left = own.storage - last
@@ -325,8 +325,8 @@ def reversed_scan(b: GraphBuilder, x: Value, turned: Sequence[int]) -> Value | N
 
     So flip(cumsum(flip(g))), the gradient of cumsum, is one scan of g.
     """
-    n = next((n for n in reversed(b.nodes) if isinstance(n, Scan) and n.out.name == x.name), None)
-    if n is None or list(turned) != [n.dim]:
+    n = maker(b, x.name)
+    if not isinstance(n, Scan) or list(turned) != [n.dim]:
         return None
     a = n.axes[n.dim]
     body = reindex(n.body, {a.var: a.extent - 1 - a.var})

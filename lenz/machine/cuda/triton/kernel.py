@@ -57,7 +57,8 @@ def emit(k: ir.Kernel, arch: int = 80) -> KernelText:
         grids = [Grid(*part, text, body.given_ends) for part, text, body in found]
         more, last = side_by_side(grids, k.sizes, wide)
         functions += more
-    functions.append("\n".join([f"def {k.name}({', '.join(_names(k))}):", *last]))
+    names = ", ".join([p.name for p in k.params] + [v.name for v in k.sizes])
+    functions.append("\n".join([f"def {k.name}({names}):", *last]))
     texts = [f"\n@triton.jit\n{f}\n" for f in functions]
     text = HEAD + LIBDEVICE * any("libdevice." in f for f in functions) + "".join(texts)
     signature = [f"*{memory_type(p.dtype)}" for p in k.params]
@@ -67,11 +68,6 @@ def emit(k: ir.Kernel, arch: int = 80) -> KernelText:
     return KernelText(
         k.name, text, tuple(signature), aligned, t.warps, t.stages, checks, t.registers
     )
-
-
-def _names(k: ir.Kernel) -> list[str]:
-    """The parameters of a kernel: pointers, then sizes."""
-    return [p.name for p in k.params] + [v.name for v in k.sizes]
 
 
 def _indices(k: ir.Kernel) -> list[Sym]:

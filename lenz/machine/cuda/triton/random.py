@@ -33,16 +33,13 @@ class Pairs:
         if e.op is not SHARED_BITS:
             return None
         seed, start, number = e.args
-        if number.op is not INDEX or number.args or self._moves(seed, start):
+        if number.op is not INDEX or number.args or self.lane in vars_of(seed, start):
             return None
         s: Sym = number.attrs[0]
         parts = affine_in(s, self.lane)
         if parts is None or parts[0] is not ONE or s.hi is None or s.hi >= 2**31:
             return None
         return parts[1] // 2 + self.half if divisor(parts[1]) % 2 == 0 else None
-
-    def _moves(self, *exprs: Expr) -> bool:
-        return self.lane in vars_of(*exprs)
 
 
 def pairs_of(lanes: Mapping[Var, int]) -> Pairs | None:
