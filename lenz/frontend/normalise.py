@@ -185,11 +185,12 @@ def replace(graph: Graph, node: Node, by: Node) -> None:
     graph.erase_node(node)
 
 
-def dedup(gm: GraphModule) -> None:
+def dedup(gm: GraphModule, region: str = "") -> None:
     """Merge equal calls of pure ops into the first.
 
     Calls on both sides of a write are not merged. A call stays if its result leaves the graph (two
-    equal results are two tensors in eager), is written into, or is random.
+    equal results are two tensors in eager), is written into, or is random. Only calls with the same
+    `meta[region]` are merged.
     """
     touched = touched_by(gm.graph)
     pinned = touched.returned | touched.mutated
@@ -203,7 +204,7 @@ def dedup(gm: GraphModule) -> None:
                     seen.clear()
                 continue
             # The text of arguments distinguishes 1, 1.0 and True, and 0.0 and -0.0.
-            key = node.target, repr(node.args), repr(node.kwargs)
+            key = node.target, repr(node.args), repr(node.kwargs), node.meta.get(region)
         else:
             continue
         earlier = seen.setdefault(key, node)

@@ -93,7 +93,7 @@ def split(
             shorten(joint.graph, n, limit, backward)
     touched = touched_by(joint.graph)
     join_parts(joint.graph, touched.returned | touched.by_offset, touched.mutated)
-    dedup(joint)
+    dedup(joint, "ac_graph_id")  # what one checkpoint recomputes, another part may have to save
     mark(joint.graph, backward, native)
     with fusing(budget):
         halves = partitioners.min_cut_rematerialization_partition(

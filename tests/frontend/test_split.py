@@ -437,3 +437,17 @@ def test_a_copy_of_what_is_kept_is_not_kept() -> None:
 
     saved = kept_of(f, *[(4, 4, 128, 64)] * 3, (256, 256), dtype=torch.bfloat16)
     assert sum(math.prod(s) == 4 * 128 * 256 for _, _, s in saved) == 1, saved
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_checkpoint_beside_the_same_calls(outside: bool) -> None:
+    """Merged calls would belong to two checkpoints: torch then can neither save nor recompute."""
+
+    def f(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = norm(x) if outside else checkpoint(norm, x, use_reentrant=False)
+        return checkpoint(norm, x, use_reentrant=False) * y
+
+    norm = torch.nn.LayerNorm(8)
+    options = {"on_error": "raise"}
+    gradients_agree(f, lambda: (randn(4, 8, requires_grad=True),), options=options)
