@@ -86,7 +86,7 @@ def tell_views(n: Node) -> None:
 
 def unviewed(n: Node) -> Node:
     """Return the value that a node is a view of, or itself."""
-    while is_view(n):
+    while is_view(n) and n.all_input_nodes:  # torch takes the conjugate of a number as a view
         n = n.all_input_nodes[0]
     return n
 
