@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 
 from lenz.frontend.values import are_same, dense_order, is_same_size
 from lenz.traits import has, trait
@@ -91,8 +91,10 @@ def _followed(
         case "power":
             return power(target, args, told, position)
         case "cut":
-            # The one condition that torch guards on here: eager takes one of two paths.
-            return of_copy(shape, args[0].stride()) if all(p <= 0 for p in args[1]) else None
+            # The one condition that torch guards on here: eager takes one of two paths. A size
+            # that depends on data counts as padding.
+            is_cut = all(guard_or_false(p <= 0) for p in args[1])
+            return of_copy(shape, args[0].stride()) if is_cut else None
         case "fourier":
             order = transformed(args[0], args[1], position)
         case _:
