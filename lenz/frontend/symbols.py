@@ -99,6 +99,8 @@ class SymbolMap:
         if is_first:
             given = (v.node.expr for v in values if isinstance(v, torch.SymInt))
             self._guarded = set[Any]().union(*(e.free_symbols for e in given))
+        if self.shape_env is not None:
+            self._solve(self.shape_env, values)
         found: dict[Var, Binding] = {}
 
         def offer(value: Any, argument: int, what: SymbolPlace, dim: int = 0) -> None:
@@ -121,6 +123,21 @@ class SymbolMap:
                 offer(stride, i, "stride", d)
             offer(value.storage_offset(), i, "offset")
         self.bindings = tuple(found.values())
+
+    def _solve(self, env: ShapeEnv, values: Sequence[Any]) -> None:
+        """Express data-dependent sizes by the sums that they are a part of, if nothing tells them.
+
+        A gradient has u0 + 8 rows, say, where the backward half uses u0 for nothing else.
+        """
+        numbers = (n for v in values for n in getattr(v, "shape", (v,)))
+        sizes = [n.node.expr for n in numbers if isinstance(n, torch.SymInt)]
+        told = {s for e in sizes if not e.is_Add for s in e.free_symbols}
+        for e in (e for e in sizes if e.is_Add):
+            for s in sorted(e.free_symbols - told - {*hints_of(env)}, key=str)[:1]:
+                if (c := e.coeff(s)).is_Integer and c > 0:
+                    told.add(s)
+                    self._memo[e] = whole = Var(f"{s}sum", *ends(env.bound_sympy(e)))
+                    self._memo[s] = (whole - self._expr(e - c * s)) // int(c)
 
     def _expr(self, e: Any) -> Sym:
         """Rebuild a sympy expression as a Sym."""

@@ -129,10 +129,11 @@ class _Walk:
         elif val is None and not n.users:
             # An unused argument still has a position in the call.
             self.inputs.append(self.p.sym(0))
-        elif is_object(val):
-            self.inputs.append(Var(f"{n.name}_object"))
-            self.env[n] = self.inputs[-1]
-            self.given(self.env[n])
+        elif is_object(val) or isinstance(val, torch.SymFloat):
+            self.env[n] = passed = Var(f"{n.name}_object")
+            self.inputs.append(passed)
+            self.given(passed)
+            self.numbers.add(passed)
         else:
             raise Unsupported(f"input {n.name} of type {type(val).__name__}")
 

@@ -254,6 +254,37 @@ def test_sizes_that_data_decides(name: str) -> None:
         serves(fn, make, (1,), name != "mask", fullgraph=True)
 
 
+def count_of(x: Tensor) -> Any:
+    n = x.sum().long().item()
+    torch._check(n >= 0)
+    torch._check(n < 100)
+    return n
+
+
+SUMS: dict[str, Callable[..., Any]] = {
+    "rows": lambda x, y: torch.cat([y, torch.zeros(count_of(x), 3)]),
+    "columns": lambda x, y: torch.cat([y.t(), torch.zeros(3, count_of(x))], 1).sin(),
+    "pad": lambda x, y: F.pad(y, (count_of(x), 1)).softmax(1),
+    "two": lambda x, y: torch.cat(
+        [y, torch.zeros(count_of(x), 3), y.new_zeros(count_of(x[:1]), 3)]
+    ),
+    "twice": lambda x, y: torch.cat([torch.cat([y, torch.zeros(count_of(x), 3)]) * 2] * 2),
+    "number": lambda x, y: torch.addcmul(y, y, y, value=x.sum().item()),
+    "slope": lambda x, y: F.leaky_relu(y.sin(), x.sum().item()) * 2,
+    "conjugate": lambda x, y: torch.view_as_real(
+        torch.view_as_complex(F.pad(y, (0, 1))[x > 0].view(-1, 2, 2)) * 2j
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_gradients_whose_size_data_decides(name: str) -> None:
+    """The backward half finds u0 + 4 rows and u0 nowhere else; it takes numbers as floats."""
+    with torch._dynamo.config.patch(DATA):
+        make = lambda n: (bits(n), randn(n + 4, 3, requires_grad=True))
+        serves(SUMS[name], make, (5, 0, 7, 1), fullgraph=True, options={"on_error": "raise"})
+
+
 def test_sizes_that_are_rounded_numbers() -> None:
     def f(x: Tensor) -> Tensor:
         ones = torch.ones(round(x.shape[0] / 3)), torch.ones(math.ceil(x.shape[0] / 4) * 4)
