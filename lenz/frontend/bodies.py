@@ -1,4 +1,4 @@
-"""The bodies of branches and loops, compiled as separate graphs.
+"""The bodies of branches, loops and nested regions, compiled as separate graphs.
 
     cond(p, true_graph, false_graph, (x,))   ==>   the same call of two compiled functions
 
@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from lenz.frontend.build import build
 from lenz.frontend.program import CompileFX, FxProgram
 
-CALLERS = ("cond", "while_loop", "while_loop_stack_output", "scan", "map_impl")
+CALLERS = ("cond", "invoke_subgraph", "while_loop", "while_loop_stack_output", "scan", "map_impl")
 
 
 def with_bodies(p: FxProgram, compile_fx: CompileFX, native: frozenset[str]) -> FxProgram:
@@ -39,7 +39,7 @@ def with_bodies(p: FxProgram, compile_fx: CompileFX, native: frozenset[str]) -> 
 
 
 def _is_called(gm: GraphModule, name: str) -> bool:
-    """Say whether only loops and branches use the attribute."""
+    """Say whether only `CALLERS` use the attribute."""
     users = [u for n in gm.graph.nodes if n.op == "get_attr" and n.target == name for u in n.users]
     return all(getattr(u.target, "__name__", "") in CALLERS for u in users)
 

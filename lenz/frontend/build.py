@@ -11,6 +11,7 @@ import torch
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._guards import TracingContext, detect_fake_mode
 from torch._library.opaque_object import is_opaque_value_type
+from torch._ops import HigherOrderOperator as HOP
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree
 
@@ -148,12 +149,13 @@ def kind_of(value: Any) -> ValueKind:
 
 
 def name_objects(gm: GraphModule) -> None:
-    """Make object arguments of custom ops attributes of the graph, like bodies."""
+    """Make object arguments of custom and higher-order ops attributes of the graph, like bodies."""
     for node in gm.graph.nodes:
         if getattr(node.target, "namespace", "aten") in ("aten", "prims"):
             continue
         leaves, spec = _pytree.tree_flatten((node.args, node.kwargs))
-        found = [k for k, a in enumerate(leaves) if is_opaque_value_type(type(a))]
+        types = [*map(type, leaves)]
+        found = [k for k, t in enumerate(types) if issubclass(t, HOP) or is_opaque_value_type(t)]
         for k in found:
             name = f"{node.name}_object{k}"
             setattr(gm, name, leaves[k])
