@@ -153,10 +153,12 @@ class SymbolMap:
             return self._variable(e)
         args = e.args
         match type(e).__name__:
+            case "Add" | "Mul" if is_fraction(e):
+                return self._fraction(e)
             case "Add":
-                return self._sum(e)
+                return sum(map(self._expr, args), ZERO)
             case "Mul":
-                return self._product(e)
+                return product(map(self._expr, args))
             case "Pow" | "PowByNatural" if args[1].is_Integer and 0 <= int(args[1]) <= 64:
                 return product([self._expr(args[0])] * int(args[1]))
             case "FloorDiv" | "CleanDiv":
@@ -177,19 +179,6 @@ class SymbolMap:
                 return self._expr(args[0])
             case _:
                 return self._stand_in(e)
-
-    def _sum(self, e: Any) -> Sym:
-        if any(a.is_Rational and not a.is_Integer for t in e.args for a in (t, *t.args)):
-            return self._fraction(e)
-        return sum(map(self._expr, e.args), ZERO)
-
-    def _product(self, e: Any) -> Sym:
-        if any(
-            (a.is_Rational and not a.is_Integer) or (a.is_Pow and a.args[1].is_negative)
-            for a in e.args
-        ):
-            return self._fraction(e)
-        return product(map(self._expr, e.args))
 
     def _fraction(self, e: Any) -> Sym:
         """Rebuild n/d, which ShapeEnv only keeps if d divides n."""
@@ -224,6 +213,15 @@ class SymbolMap:
             if value.is_Integer:
                 self.hints[name] = int(value)
         return Var(name, lo, hi)
+
+
+def is_fraction(e: Any) -> bool:
+    """Say whether a sum or a product has a rational factor, or a product a divisor."""
+    parts = e.args if e.is_Mul else (a for t in e.args for a in (t, *t.args))
+    divisors = (a.args[1] for a in e.args if e.is_Mul and a.is_Pow)
+    return any(a.is_Rational and not a.is_Integer for a in parts) or any(
+        d.is_negative for d in divisors
+    )
 
 
 def about(m: SymbolMap, symbols: Sequence[Any]) -> list[str]:
