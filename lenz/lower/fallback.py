@@ -58,10 +58,8 @@ def call_eager(
     for part, result in zip(parts, b.results, strict=True):
         if isinstance(part, (list, tuple)):
             raise Unsupported(f"{name} gives a {type(part).__name__}")
-        if isinstance(part, (torch.SymFloat, torch.SymBool)):
-            outs.append(Var(f"{n.name}_number"))
-        elif is_object(part):
-            outs.append(Var(f"{n.name}_object"))
+        if isinstance(part, torch.SymFloat) or is_object(part):
+            outs.append(Var(f"{n.name}_value"))
         else:
             outs.append(to_sym(part) if isinstance(part, torch.SymInt) else result)
     made = b.extern(

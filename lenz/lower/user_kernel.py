@@ -48,24 +48,30 @@ def call_custom_op(
     env: Env,
     atom: Callable[[Any], Atom],
     type_of: Callable[[torch.Tensor], TensorType],
-) -> tuple[Value | Sym | None, ...]:
-    """Add the call to the graph; returns the results of the op, then the tensors that it writes."""
-    parts: Any = n.meta["val"]
+) -> Any:
+    """Add the call to the graph; returns the results of the op, then the tensors that it writes.
+
+    torch's form of an op with `torch.Tag.out` allocates these, and gives the results of the op
+    alone: a single one is no tuple.
+    """
+    val = n.meta["val"]
+    parts = (val,) if (single := isinstance(val, torch.Tensor)) else val
     types = {k: type_of(parts[k]) for k in given_to(n)}
     places = {k: _memory(b, n, k, env, t) for k, t in types.items()}
     asked = {**n.kwargs, "_all_bases": [*places.values()], "_only_clone_these_bases": ()}
-    return b.extern(
+    made = b.extern(
         "higher_order.auto_functionalized_v2",
         (atom(n.args[0]),),
         tuple([(name, atom(a)) for name, a in asked.items()]),
         outs=tuple([type_of(p) if isinstance(p, torch.Tensor) else None for p in parts]),
-        single=False,
+        single=single,
         mutates=tuple([p.name for p in places.values()]),
         aliases=tuple([(k, p.name) for k, p in places.items()]),
         reason="not an aten op",
         holds=True,
         draws="numbers",
     )
+    return made[0] if single else made
 
 
 def call_user_kernel(

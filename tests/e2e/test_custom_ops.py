@@ -300,3 +300,26 @@ def test_a_cache_is_written_in_place() -> None:
     calls = [e for e in graph.externs if e.op == "lenz_custom.put_rows.default"]
     assert len(calls) == 2 and calls[0].mutated_args == ("kv",), graph
     assert graph.peak < 4 * 2 * 100 * 8, graph
+
+
+def filled(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Ops with results that the caller gives, of which torch's form allocates its own."""
+    ops: Any = torch.ops.lenz_custom_out
+    one = ops.one(x + 1, out=y)
+    new = ops.one(one * 2, out=torch.empty_like(x))
+    two, three = ops.two(x, out=torch.empty_like(x), other=torch.empty_like(x))
+    return new - x, y.sum(), two + three
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch compiles no op with out=")
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_results_that_the_caller_gives(dynamic: bool) -> None:
+    tags: Any = (torch.Tag.out,)
+    with torch.library._scoped_library("lenz_custom_out", "DEF") as library:
+        library.define("one(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=tags)
+        two = "two(Tensor x, *, Tensor(a!) out, Tensor(b!) other) -> (Tensor(a!), Tensor(b!))"
+        library.define(two, tags=tags)
+        kind = "CompositeExplicitAutograd"
+        library.impl("one", lambda x, out: out.copy_(x * 2), kind)
+        library.impl("two", lambda x, out, other: (out.copy_(x), other.copy_(x + 3)), kind)
+        agree(filled, lambda: [randn(3, 4), randn(3, 4)], fullgraph=True, dynamic=dynamic)
