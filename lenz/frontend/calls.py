@@ -140,12 +140,17 @@ def copied(gm: GraphModule) -> GraphModule:
 
 
 def unwritable(gm: GraphModule, inputs: Sequence[Any]) -> str:
-    """Return why a graph that may write to its arguments must run in eager; empty if it need not.
+    """Return why a graph that writes must run in eager; empty if it need not.
 
-    AOTAutograd does not trace writes to tensors of InferenceMode as eager does them. For arguments
-    that overlap it keeps their distance without a guard, or takes them as apart:
-    docs/upstream/torch_overlapping_arguments.py, torch_overlapping_views.py.
+    For windows of `unfold`, AOTAutograd sets the elements beside them to 0, or adds windows up:
+    docs/upstream/torch_written_windows.py. It does not trace writes to tensors of InferenceMode as
+    eager does them. For arguments that overlap it keeps their distance without a guard, or takes
+    them as apart: docs/upstream/torch_overlapping_arguments.py, torch_overlapping_views.py.
     """
+    writers = [n for n in gm.graph.nodes if writes(n)]
+    windows = {*storages(*gm.graph.find_nodes(op="call_method", target="unfold"))}
+    if windows and any(_may_change(n, windows) for n in writers):
+        return "it writes to what `unfold` gives windows of"
     places, shared = gm.graph.find_nodes(op="placeholder"), dict[int, list[int]]()
     for i, x in enumerate(inputs):
         if (s := storage_of(x)) is not None:
@@ -160,7 +165,7 @@ def unwritable(gm: GraphModule, inputs: Sequence[Any]) -> str:
         if overlap or any(map(_overlooked, pairs)):
             found = "it writes, and two arguments overlap"
         own = set(storages(*(places[i] for i in at)))
-        if found and any(_may_change(n, own) for n in gm.graph.nodes if writes(n)):
+        if found and any(_may_change(n, own) for n in writers):
             return found
     return ""
 

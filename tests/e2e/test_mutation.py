@@ -429,3 +429,30 @@ def test_dense_arguments_of_symbolic_sizes_are_written_by_kernels(
 
     report = lenz.explain(fn, dynamic=True)(turn(randn(3, 4, 5)), turn(randn(3, 4, 5)))
     assert not [e.op for g in report.graphs for e in g.externs]
+
+
+def dense_windows(x: Tensor) -> Any:
+    windows = x.unfold(dimension=1, size=2, step=2)
+    windows.mul_(2)
+    windows[:, 1].add_(x.sum())
+    return x + 1
+
+
+def windows_with_gaps(x: Tensor) -> Any:
+    x.unfold(0, 2, 3).mul_(2)
+    return x.sum()
+
+
+def windows_over_each_other(x: Tensor) -> Any:
+    x[0].unfold(0, 3, 1).add_(1)
+    return x[:, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*gives windows of")
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("f", (dense_windows, windows_with_gaps, windows_over_each_other))
+def test_elements_beside_written_windows_stay(f: Callable[..., Any], dynamic: bool) -> None:
+    """docs/upstream/torch_written_windows.py"""
+    for rows in (8, 5):
+        agree(f, lambda rows=rows: [randn(rows, rows)], dynamic=dynamic)  # type: ignore[misc]
+    assert not lenz.explain(lambda x: x.unfold(1, 2, 2) * 2)(randn(3, 8)).graphs[0].skips
