@@ -153,8 +153,12 @@ class SymbolMap:
             return self._variable(e)
         args = e.args
         match type(e).__name__:
-            case "Add" | "Mul" if is_fraction(e):
-                return self._fraction(e)
+            case "Add" | "Mul" if any(_is_fraction(a) for t in args for a in (t, *t.args)):
+                # ShapeEnv only keeps n/d if d divides n.
+                numerator, denominator = e.as_numer_denom()
+                if denominator == 1:
+                    return self._stand_in(e)
+                return self._expr(numerator) // self._expr(denominator)
             case "Add":
                 return sum(map(self._expr, args), ZERO)
             case "Mul":
@@ -179,13 +183,6 @@ class SymbolMap:
                 return self._expr(args[0])
             case _:
                 return self._stand_in(e)
-
-    def _fraction(self, e: Any) -> Sym:
-        """Rebuild n/d, which ShapeEnv only keeps if d divides n."""
-        numerator, denominator = e.as_numer_denom()
-        if denominator == 1:
-            return self._stand_in(e)
-        return self._expr(numerator) // self._expr(denominator)
 
     def _variable(self, symbol: Any) -> Sym:
         env = self.shape_env
@@ -215,13 +212,8 @@ class SymbolMap:
         return Var(name, lo, hi)
 
 
-def is_fraction(e: Any) -> bool:
-    """Say whether a sum or a product has a rational factor, or a product a divisor."""
-    parts = e.args if e.is_Mul else (a for t in e.args for a in (t, *t.args))
-    divisors = (a.args[1] for a in e.args if e.is_Mul and a.is_Pow)
-    return any(a.is_Rational and not a.is_Integer for a in parts) or any(
-        d.is_negative for d in divisors
-    )
+def _is_fraction(e: Any) -> bool:
+    return (e.is_Rational and not e.is_Integer) or (e.is_Pow and bool(e.args[1].is_negative))
 
 
 def about(m: SymbolMap, symbols: Sequence[Any]) -> list[str]:
