@@ -27,10 +27,14 @@ from lenz.frontend.restride import restride
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
 from lenz.frontend.wide import assert_integers
-from lenz.sym import ZERO, Sym
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+KINDS: Sequence[tuple[Any, ValueKind]] = (
+    (torch.Tensor, "tensor"), (torch.SymInt, "symint"), (torch.SymFloat, "symfloat"),
+    ((bool, int, float, complex), "scalar"), (type(None), "none"),
+)  # fmt: skip
 
 
 def build(
@@ -133,19 +137,7 @@ def placeholders_of(
 
 def kind_of(value: Any) -> ValueKind:
     """Return the kind of an argument or result from its traced value."""
-    match value:
-        case torch.Tensor():
-            return "tensor"
-        case torch.SymInt():
-            return "symint"
-        case torch.SymFloat():
-            return "symfloat"
-        case bool() | int() | float() | complex():
-            return "scalar"
-        case None:
-            return "none"
-        case _:
-            return "object"
+    return next((kind for types, kind in KINDS if isinstance(value, types)), "object")
 
 
 def name_objects(gm: GraphModule) -> None:
@@ -180,14 +172,6 @@ def mutated_of(graph: Graph, places: Sequence[Node]) -> tuple[int, ...]:
     return tuple(i for i, p in enumerate(places) if p in nodes or not keys.isdisjoint(storages(p)))
 
 
-def layout_of(value: Any, symbols: SymbolMap) -> tuple[tuple[Sym, ...], tuple[Sym, ...], Sym]:
-    """Return shape, strides and offset of a strided tensor; empty for anything else."""
-    if storage_of(value) is None:
-        return (), (), ZERO
-    offset = symbols.sym(value.storage_offset())
-    return symbols.syms(value.shape), symbols.syms(value.stride()), offset
-
-
 def outputs_of(
     graph: Graph, placeholders: Sequence[Placeholder], symbols: SymbolMap, traced: Sequence[Any]
 ) -> tuple[Output, ...]:
@@ -198,7 +182,8 @@ def outputs_of(
     found: list[Output] = []
     for node, told in zip(returned_of(graph), traced, strict=True):
         value = node.meta.get("val") if isinstance(node, Node) else node
-        shape, stride, _ = layout_of(told, symbols)
+        sizes = ((), ()) if storage_of(told) is None else (told.shape, told.stride())
+        shape, stride = map(symbols.syms, sizes)
         owner = owners.get(storage_of(value))
         found.append(Output(node if isinstance(node, Node) else None, value, shape, stride, owner))
     return tuple(found)
