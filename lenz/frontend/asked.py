@@ -42,9 +42,8 @@ CHOICES = (
 def asked(gm: Any, inputs: Sequence[Any]) -> str | None:
     """Return the text of a graph with its real arguments; None if it has none."""
     context = TracingContext.try_get()
-    if not isinstance(gm, GraphModule) or context is None:
-        return None
-    if getattr(context, "ddp_optimizer_ctx", None) is not None:
+    is_split = getattr(context, "ddp_optimizer_ctx", None) is not None
+    if not isinstance(gm, GraphModule) or context is None or is_split:
         return None
     try:
         env = context.fake_mode.shape_env if context.fake_mode is not None else None
@@ -90,14 +89,11 @@ def restore(found: Mapping[str, Any], stack: ExitStack) -> None:
 
 def _state() -> Iterator[str]:
     functions: Any = _get_current_function_mode_stack  # it has no annotations
-    if _get_current_dispatch_mode_stack() or functions():
-        raise Untold
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        raise Untold
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise Untold
+    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    is_inner = torch._C._functorch.peek_interpreter_stack() is not None
     table = torch._decomp.decomposition_table.values()
-    if any(not (f.__module__ or "").startswith("torch.") for f in table):
+    is_own = all((f.__module__ or "").startswith("torch.") for f in table)
+    if _get_current_dispatch_mode_stack() or functions() or has_hooks or is_inner or not is_own:
         raise Untold
     guard: Any = GlobalStateGuard()
     yield str(guard.__getstate__())
@@ -150,13 +146,9 @@ def _target(n: Node) -> str:
         return t
     if isinstance(t, torch._ops.HigherOrderOperator):
         raise Untold
-    if isinstance(t, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        name = str(t)
-        if not name.startswith(("aten.", "prims.")):
-            raise Untold
-        return name
-    name = _get_qualified_name(t)
-    if not name.startswith(OWN):
+    is_op = isinstance(t, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    name = str(t) if is_op else _get_qualified_name(t)
+    if not name.startswith(("aten.", "prims.") if is_op else OWN):
         raise Untold
     return name
 

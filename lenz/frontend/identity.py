@@ -51,10 +51,9 @@ class IdentityText:
 
     def whole(self, p: FxProgram) -> str:
         lines = [f"{p.kind} {p.mutated} {tuple(p.saved)} {p.deterministic:d}"]
-        lines += [
-            f"{i.kind} {i.name} {i.is_static:d}{i.is_donated:d} {i.source!r} {self.value(i.value)}"
-            for i in p.placeholders
-        ]
+        for i in p.placeholders:
+            own = f"{i.kind} {i.name} {i.is_static:d}{i.is_donated:d}"
+            lines.append(f"{own} {i.source!r} {self.value(i.value)}")
         for n in p.gm.graph.nodes:
             given = f"{self.value(n.args)} {self.value(n.kwargs)}"
             kind = self.value(n.meta.get("val"))

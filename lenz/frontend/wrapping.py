@@ -30,9 +30,6 @@ TYPES: Mapping[str, type] = {
     t.__name__: t
     for t in (torch.Tensor, FunctionalTensor, int, float, bool, type(None), torch.SymInt)
 }
-FORMATS = {
-    str(f): f for f in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-}
 VIEWS: Any = torch._C._functionalization
 INVERSE: Any = getattr(VIEWS, "InverseReturnMode", None)
 # Classes of schemas.py, and all of descriptors.py, which name arguments and results.
@@ -77,10 +74,8 @@ def _plain(v: Any) -> Any:
         return {"enum": type(v).__name__, "name": v.name}
     if isinstance(v, type) and TYPES.get(v.__name__) is v:
         return {"type": v.__name__}
-    if isinstance(v, torch.memory_format) and str(v) in FORMATS:
-        return {"format": str(v)}
-    if isinstance(v, torch.dtype):
-        return {"dtype": str(v).removeprefix("torch.")}
+    if isinstance(v, torch.dtype | torch.memory_format):
+        return {"torch": str(v).removeprefix("torch.")}
     if INVERSE is not None and isinstance(v, INVERSE):
         return {"inverse": v.value}
     name = type(v).__name__
@@ -120,9 +115,7 @@ def from_json(v: Any) -> Any:
             return getattr(schemas, name)[member]
         case {"type": name}:
             return TYPES[name]
-        case {"format": name}:
-            return FORMATS[name]
-        case {"dtype": name}:
+        case {"torch": name}:
             return getattr(torch, name)
         case {"inverse": number} if INVERSE is not None:
             return INVERSE(number)
