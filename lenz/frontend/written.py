@@ -74,8 +74,11 @@ def _part(write: Node) -> Any:
     return source if is_whole else part
 
 
-def _is_apart(at: Span, others: Iterable[Span]) -> bool:
-    return all(at[0] == d and (at[2] <= low or high <= at[1]) for d, low, high in others)
+def _is_apart(at: Span | None, others: Iterable[Span]) -> bool:
+    """Say whether a part is known, and has no element of the others."""
+    return at is not None and all(
+        at[0] == d and (at[2] <= low or high <= at[1]) for d, low, high in others
+    )
 
 
 def _read_as_written(n: Node, spans: Mapping[Node, Span], changing: Set[int]) -> None:
@@ -103,9 +106,7 @@ def _reads_elements(n: Node) -> bool:
 def _join_writes(graph: Graph, n: Node, spans: Mapping[Node, Span], changing: Set[int]) -> None:
     """Replace a chain of writes that ends here, and of which nothing else is read."""
     parts, y = dict[Span, Node](), n
-    while y.target in WRITES and (y is n or len(y.users) == 1) and y in spans:
-        if not _is_apart(spans[y], parts):
-            break
+    while y.target in WRITES and (y is n or len(y.users) == 1) and _is_apart(spans.get(y), parts):
         parts[spans[y]], y = y, y.all_input_nodes[0]
     base = y
     while base.target in WRITES:
@@ -122,7 +123,7 @@ def _join_gradients(graph: Graph, n: Node, spans: Mapping[Node, Span], changing:
         is_own = x is n or len(x.users) == 1
         if is_own and x.target is aten.add.Tensor and _is_plain(x):
             stack += reversed(x.all_input_nodes)
-        elif is_own and x.target in GRADIENTS and x in spans and _is_apart(spans[x], parts):
+        elif is_own and x.target in GRADIENTS and _is_apart(spans.get(x), parts):
             parts[spans[x]] = x
         else:
             others.append(x)
@@ -148,18 +149,15 @@ def _join(
     if len(parts) < FEW or not (is_alike and is_kept and value.is_contiguous()):
         return
     call, rows, end, d = inserter(graph, n), list[Node](), 0, min(parts)[0]
-
-    def keep(low: int, high: int) -> None:
-        if low < high:
-            rows.append(call(aten.slice.Tensor, y, d, low, high))
-
+    last = ((d, value.shape[d], value.shape[d]), None)
     with graph.inserting_before(n), unguarded(value.fake_mode):
-        for (_, low, high), write in sorted(parts.items()):
-            keep(end, low)
-            part, end = _part(write), high
-            is_one = write.target in (WRITES[0], GRADIENTS[0])
-            rows.append(call(aten.unsqueeze.default, part, d) if is_one else part)
-        keep(end, value.shape[d])
+        for (_, low, high), write in [*sorted(parts.items()), last]:
+            if end < low:
+                rows.append(call(aten.slice.Tensor, y, d, end, low))
+            end = high
+            if write is not None:
+                part, is_one = _part(write), write.target in (WRITES[0], GRADIENTS[0])
+                rows.append(call(aten.unsqueeze.default, part, d) if is_one else part)
         new = call(aten.cat.default, rows, d)
         for x in others:
             new = call(aten.add.Tensor, new, x)
