@@ -58,9 +58,8 @@ def may_repeat(n: Node) -> bool:
     op, value = n.target, n.meta.get("val")
     if not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("aten", "prims"):
         return False
-    if op._schema.is_mutable or is_random(op):
-        return False
-    if n.meta.get("recompute") is CheckpointPolicy.MUST_SAVE:
+    is_saved = n.meta.get("recompute") is CheckpointPolicy.MUST_SAVE
+    if op._schema.is_mutable or is_random(op) or is_saved:
         return False
     results = value if isinstance(value, (tuple, list)) else [value]
     return all(isinstance(t, torch.Tensor) and not free_unbacked_symbols(t) for t in results)

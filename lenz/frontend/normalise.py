@@ -118,12 +118,9 @@ def view_strided(graph: Graph) -> None:
         if not all(isinstance(n, int) for n in (*size, *stride, *layouts)):
             continue
         x, dense = own[0], torch.empty(size, device="meta").stride()
-        if (
-            x.is_contiguous()
-            and x.numel() == math.prod(size)
-            and offset in (None, x.storage_offset())
-            and all(n == 1 or a == b for n, a, b in zip(size, stride, dense, strict=True))
-        ):
+        is_whole = x.is_contiguous() and x.numel() == math.prod(size)
+        is_dense = all(n == 1 or a == b for n, a, b in zip(size, stride, dense, strict=True))
+        if is_whole and is_dense and offset in (None, x.storage_offset()):
             call, source, shape = inserter(graph, node), node.args[0], list(size)
             with graph.inserting_before(node):
                 if node.target is STRIDED[1]:
@@ -139,6 +136,7 @@ def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
     every call has its own; otherwise its readers read the constant.
     """
     pinned = touched.returned | touched.mutated
+    kept = pinned | touched.by_offset
     for node in graph.nodes:
         if node.op != "call_function" or COPY in node.meta:
             continue
@@ -151,24 +149,19 @@ def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
             continue
         if node in touched.outputs or not node.args or not isinstance(node.args[0], Node):
             continue
-        is_written = target is aten.copy.default  # over all of another tensor
+        is_view, is_written = (
+            has(target, "view"),
+            target is aten.copy.default,
+        )  # over a whole tensor
         source: Any = node.args[1 if is_written else 0]
         if has(target, "alias"):
             if target is not aten.detach.default or not is_shown(node, touched):
                 replace(graph, node, source)
-        elif has(target, "view"):
-            if is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=True):
-                replace(graph, node, source)
-        elif has(target, "copy") or is_written:
+        elif is_view or is_written or has(target, "copy"):
             own, from_ = tuple(storages(node)), tuple(storages(source))
-            if (
-                own
-                and from_
-                and pinned.isdisjoint(own)
-                and touched.mutated.isdisjoint(from_)
-                and touched.by_offset.isdisjoint(own)
-                and is_same_layout(node.meta.get("val"), source.meta.get("val"), offset=False)
-            ):
+            is_free = own and from_ and kept.isdisjoint(own) and touched.mutated.isdisjoint(from_)
+            values = (n.meta.get("val") for n in (node, source))
+            if (is_view or is_free) and is_same_layout(*values, offset=is_view):
                 replace(graph, node, source)
 
 

@@ -69,9 +69,8 @@ def trace_new(gm: GraphModule) -> None:
     new: set[Node] = set()
     for n in gm.graph.nodes:
         is_made = "val" not in n.meta
-        if n.op == "get_attr" and is_made:
-            if isinstance(value := fake_value(n), torch.Tensor):
-                n.meta["val"] = mode.from_tensor(value, static_shapes=True)
+        if n.op == "get_attr" and is_made and isinstance(value := fake_value(n), torch.Tensor):
+            n.meta["val"] = mode.from_tensor(value, static_shapes=True)
         elif n.op == "call_function" and (is_made or not new.isdisjoint(n.all_input_nodes)):
             if not is_made and any(tag in getattr(n.target, "tags", ()) for tag in UNTRACED):
                 continue

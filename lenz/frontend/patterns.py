@@ -52,10 +52,8 @@ def is_pattern(n: Node) -> bool:
     given = [a for a in n.args if isinstance(a, Node)]
     # A fill may be compared with positions; with a size as its value, SIDE would not be
     # representative.
-    if name in FILLING and any(
-        isinstance(a, Node) and isinstance(traced(a), torch.SymInt)
-        for a in (*n.args, *n.kwargs.values())
-    ):
+    filling = (traced(a) for a in (*n.args, *n.kwargs.values()) if isinstance(a, Node))
+    if name in FILLING and any(isinstance(v, torch.SymInt) for v in filling):
         return False
     if name == "getitem":
         index = n.args[1] if isinstance(n.args[1], tuple) else (n.args[1],)

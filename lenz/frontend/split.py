@@ -135,9 +135,7 @@ def mark(graph: Graph, backward: set[Node], native: frozenset[str]) -> None:
         elif has(n.target, "compare"):
             for x in compared_with_own(n) - backward:  # any order: all get one mark
                 x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif is_copy_of_kept(n, backward, native) or (
-            is_product_of_read(n, backward) and is_fused(n, backward, native)
-        ):
+        elif is_copy_of_kept(n, backward, native) or is_product_of_read(n, backward, native):
             n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
@@ -216,13 +214,14 @@ def is_free_again(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
     return is_read and is_fused(n, backward, native)
 
 
-def is_product_of_read(n: Node, backward: set[Node]) -> bool:
-    """Say whether a value is a product whose factors backward reads, as their gradients do.
+def is_product_of_read(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
+    """Say whether loops read a product whose factors backward reads, as their gradients do.
 
     torch's partitioner saves it too where another reader of a factor comes first: behind a gate.
     """
     is_made = n.target is aten.mul.Tensor and n not in backward and "recompute" not in n.meta
-    return is_made and not any(backward.isdisjoint(again.readers_of(x)) for x in n.all_input_nodes)
+    are_read = (not backward.isdisjoint(again.readers_of(x)) for x in n.all_input_nodes)
+    return is_made and all(are_read) and is_fused(n, backward, native)
 
 
 def is_copy_of_kept(n: Node, backward: set[Node], native: frozenset[str]) -> bool:

@@ -78,10 +78,8 @@ def _followed(
                 return elementwise(shape, given, False) if len(given) > 1 else None
             return of_copy(shape, steps)
         case "spread":
-            if all(
-                is_same_size(n, 1) or not is_same_size(s, 0)
-                for n, s in zip(shape, told.stride(), strict=True)
-            ):
+            pairs = zip(shape, told.stride(), strict=True)
+            if all(is_same_size(n, 1) or not is_same_size(s, 0) for n, s in pairs):
                 return None
             order = iteration(shape, [(shape, told.stride())])
         case "index":
@@ -166,9 +164,7 @@ def is_laid(shape: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -
     """Say whether dimensions are dense in an order; size-1 dimensions may be anywhere."""
     step: Any = 1
     for d in reversed(order):
-        if is_same_size(shape[d], 1):
-            continue
-        if not is_same_size(stride[d], step):
+        if not (is_same_size(shape[d], 1) or is_same_size(stride[d], step)):
             return False
         step = step * shape[d]
     return True
