@@ -107,9 +107,7 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
         return  # the channels of a group would be a size to compute
     for u in parts.values():
         n.append(u)  # right behind the op
-    last = n.next
-    while last in parts.values():
-        last = last.next
+    last = next(iter(parts.values())).next
     call, ones = inserter(graph, n), [1] * (value.dim() - 2)
     with graph.inserting_before(last), unguarded(value.fake_mode):
 

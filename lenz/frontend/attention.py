@@ -36,10 +36,8 @@ WIDTH = 8  # elements of a head that the efficient kernel loads at once: 16 byte
 
 def has_attention(gm: GraphModule) -> bool:
     """Say whether the graph, or a checkpointed body, calls attention."""
-    bodies = (checkpointed(n) for n in gm.graph.nodes)
-    return any(n.target is SDPA for n in gm.graph.nodes) or any(
-        has_attention(b) for b in bodies if b is not None
-    )
+    bodies = [b for n in gm.graph.nodes if (b := checkpointed(n)) is not None]
+    return any(n.target is SDPA for n in gm.graph.nodes) or any(map(has_attention, bodies))
 
 
 def fuse_attention(
@@ -144,16 +142,14 @@ def fit(gm: GraphModule, n: Node) -> None:
         return
     # Another kernel gives other strides, which are visible if a dependent value leaves the graph.
     for x, by in gradient_orders(n).items():
-        first: Any = n  # the first reader of the operand on its way to the call
-        if new[x] is not n.kwargs[x]:
-            first = new[x]
-            while first.args[0] is not n.kwargs[x]:
-                first = first.args[0]
-        laid = with_gradient(gm, first, n.kwargs[x], by)
-        if first is n:
-            new[x] = laid
-        else:
-            first.args = (laid, *first.args[1:])
+        first: Any = new[x]
+        old: Any = n.kwargs[x]
+        if first is old:
+            new[x] = with_gradient(gm, n, old, by)
+            continue
+        while first.args[0] is not old:  # to the first reader of the operand
+            first = first.args[0]
+        first.args = (with_gradient(gm, first, old, by), *first.args[1:])
     own = {*storages(n)}
     written = (s for m in gm.graph.nodes if writes(m) for s in storages(*m.all_input_nodes))
     if not own.isdisjoint(written):

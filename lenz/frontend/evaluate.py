@@ -144,9 +144,7 @@ def run_calls(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]
 
     for n in calls:
         args, kwargs = torch.fx.node.map_aggregate((n.args, n.kwargs), value)
-        call: Callable[..., Any] = (
-            getattr(args[0], n.target) if isinstance(n.target, str) else n.target
-        )
+        call: Any = getattr(args[0], n.target) if isinstance(n.target, str) else n.target
         values[n] = call(*(args[1:] if n.op == "call_method" else args), **kwargs)
         if isinstance(values[n], torch.Tensor):
             if values[n]._is_zerotensor():  # it has no memory

@@ -22,19 +22,17 @@ aten = torch.ops.aten
 MEAN, MAX = 1, 2  # modes of bags
 
 
-def _bags(offsets: Tensor, count: Any) -> Tensor:
-    """The bag number of each index: the number of offsets at or before it, less one."""
-    # An offset past the last index (an empty bag) goes to a position without an index.
-    return offsets.new_zeros(count + 1).scatter(0, offsets, 1, reduce="add").cumsum(0)[:count] - 1
-
-
 def _owners(grad: Tensor, offsets: Tensor, bags: Tensor, count: Any) -> Tensor:
     """The bag of each index, recomputed where eager may omit it.
 
-    Eager omits it for sums of bf16 on CPUs, where fake tensors (torch 2.13) have the full size.
+    Eager omits it for sums of bf16 on CPUs, where fake tensors (torch 2.13) have the full size. It
+    is the number of offsets at or before the index, less one.
     """
-    is_told = is_same_size(bags.shape[0], count) and grad.dtype is not torch.bfloat16
-    return bags if is_told else _bags(offsets.long(), count)
+    if is_same_size(bags.shape[0], count) and grad.dtype is not torch.bfloat16:
+        return bags
+    # An offset past the last index (an empty bag) goes to a position without an index.
+    at = offsets.long()
+    return at.new_zeros(count + 1).scatter(0, at, 1, reduce="add").cumsum(0)[:count] - 1
 
 
 def embedding_bag_backward(

@@ -93,10 +93,9 @@ def windows_of(call: Callable[..., Node], n: Node) -> tuple[Node, int, int] | No
         return None
     where = {"dtype": torch.int64, "device": n.meta["val"].device}
     rows, columns = (call(aten.arange.default, s, **where) for s in n.meta["val"].shape[-2:])
-    rows = call(aten.mul.Tensor, rows, stride[0] * width)
-    rows = call(aten.unsqueeze.default, rows, -1)
-    columns = call(aten.mul.Tensor, columns, stride[1])
-    columns = call(aten.sub.Tensor, columns, padding[0] * width + padding[1])
+    rows = call(aten.unsqueeze.default, call(aten.mul.Tensor, rows, stride[0] * width), -1)
+    columns, before = call(aten.mul.Tensor, columns, stride[1]), padding[0] * width + padding[1]
+    columns = call(aten.sub.Tensor, columns, before)
     return call(aten.add.Tensor, rows, columns), width, span
 
 

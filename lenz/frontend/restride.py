@@ -92,14 +92,18 @@ def corrected(node: Node, told: Any) -> Any:
     strides = None if is_told else eager_strides(node.target, args, first)
     if strides is None:
         return told
-    with first.fake_mode:
-        if is_aliased(node):
+    if is_aliased(node):
+        with first.fake_mode:
             return first.as_strided(first.shape, strides, first.storage_offset())
-        values = told[: 1 + (has(node.target, "twins"))] if first is not told else (told,)
-        made = [
-            torch.empty_strided(v.shape, strides, dtype=v.dtype, device=v.device) for v in values
-        ]
+    values = told[: 1 + (has(node.target, "twins"))] if first is not told else (told,)
+    made = [with_strides(v, strides) for v in values]
     return made[0] if first is told else (*made, *told[len(made) :])
+
+
+def with_strides(value: FakeTensor, strides: Sequence[Any]) -> torch.Tensor:
+    """Return a value of the same shape and type with other strides."""
+    with value.fake_mode:
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
 
 
 def collective_value(node: Node, told: Any) -> Any:
@@ -109,13 +113,10 @@ def collective_value(node: Node, told: Any) -> Any:
     """
     given: Any = node.args[0]
     values = told if isinstance(told, (tuple, list)) else (told,)
-    made = []
-    for v in values:
-        strides = dense(v.shape, range(v.dim()))
-        if str(node.target) == LATE[0]:
-            strides = given.meta["val"].stride()
-        with v.fake_mode:
-            made.append(torch.empty_strided(v.shape, strides, dtype=v.dtype, device=v.device))
+    if str(node.target) == LATE[0]:
+        made = [with_strides(v, given.meta["val"].stride()) for v in values]
+    else:
+        made = [with_strides(v, dense(v.shape, range(v.dim()))) for v in values]
     same = all(are_same(a.stride(), b.stride()) for a, b in zip(values, made, strict=True))
     return told if same else made[0] if values[0] is told else made
 
