@@ -160,21 +160,17 @@ class GraphReport:
     def __repr__(self) -> str:
         made = some(self.kernels, "kernel"), some(self.externs, "library or eager call")
         took = f"{sum(self.timings.values()) * 1e3:.0f} ms to compile"
-        lines = [
-            f"{titled(self.name)}: {', '.join((*made, some(self.allocs, 'allocation'), took))}"
-        ]
-        lines += [f"  {text}" for text in _counted([*map(_line, self.kernels)])]
+        counts = ", ".join((*made, some(self.allocs, "allocation"), took))
         calls = [f"call {e.op}: {e.reason}{_at(e.origins)}" for e in self.externs]
-        lines += [f"  runs in eager: {why}" for why in self.skips]
-        lines += [f"  {text}" for text in _counted([] if self.skips else calls)]
-        lines += [f"  {text}" for text in self._memory()]
-        whys = [f"not fused, because {r.why}" for r in self.rejected]
-        lines += [f"  {text}" for text in _counted(whys)]
-        lines += [f"  tuned {t}" for t in self.autotune]
-        lines += [f"  assumes {', '.join(self.facts)}"] * bool(self.facts)
-        lines += [f"  CUDA graph: {self.cuda_graph}"] * bool(self.cuda_graph)
-        lines += [f"  graph break: {self.ended_by}"] * bool(self.ended_by)
-        return "\n".join(lines)
+        lines = [f"{titled(self.name)}: {counts}", *_counted([*map(_line, self.kernels)])]
+        lines += [f"runs in eager: {why}" for why in self.skips]
+        lines += _counted([] if self.skips else calls) + self._memory()
+        lines += _counted([f"not fused, because {r.why}" for r in self.rejected])
+        lines += [f"tuned {t}" for t in self.autotune]
+        lines += [f"assumes {', '.join(self.facts)}"] * bool(self.facts)
+        lines += [f"CUDA graph: {self.cuda_graph}"] * bool(self.cuda_graph)
+        lines += [f"graph break: {self.ended_by}"] * bool(self.ended_by)
+        return "\n  ".join(lines)
 
     def _memory(self) -> list[str]:
         if not self.peak:
@@ -213,10 +209,15 @@ def _estimate(moved: int, device: str) -> str:
 
 
 def _line(k: KernelReport) -> str:
-    nodes = [o for o in k.origins if ":" not in o]
-    shown = ", ".join(nodes[:6]) + (f" and {len(nodes) - 6} more" if len(nodes) > 6 else "")
-    moved = f"{k.bytes_read / 1e6:.3f} MB in, {k.bytes_written / 1e6:.3f} MB out"
-    return f"kernel {k.name} ({k.kind}): {moved}, from {shown}{_at(k.origins)}"
+    done = work_of(k.bytes_read, k.bytes_written, [o for o in k.origins if ":" not in o])
+    return f"kernel {k.name} ({k.kind}): {done}{_at(k.origins)}"
+
+
+def work_of(read: int, written: int, nodes: Sequence[str]) -> str:
+    """The bytes that a kernel moves, and the nodes that it computes."""
+    more = f" and {len(nodes) - 6} more" if len(nodes) > 6 else ""
+    moved = f"{read / 1e6:.3f} MB in, {written / 1e6:.3f} MB out"
+    return f"{moved}, from {', '.join(nodes[:6])}{more}"
 
 
 def _at(origins: Sequence[str]) -> str:

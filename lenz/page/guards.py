@@ -20,17 +20,11 @@ def symbols(env: SymEnv, shape_env: Any) -> list[dict[str, Any]]:
     """The sizes that may change from call to call: range, example, and the argument they are of."""
     sources: Mapping[Any, Any] = getattr(shape_env, "var_to_sources", {})
     places = {str(s): [plain(str(x.name)) for x in found] for s, found in sources.items()}
-    hints = dict(env.hints)
-    return [
-        {
-            "name": v.name,
-            "least": v.lo,
-            "most": v.hi,
-            "example": hints.get(v.name),
-            "sources": places.get(v.name.partition("by")[0], []),
-        }
-        for v in env.ranges
-    ]
+    hints, found = dict(env.hints), list[dict[str, Any]]()
+    for v in env.ranges:
+        told = {"name": v.name, "least": v.lo, "most": v.hi, "example": hints.get(v.name)}
+        found.append(told | {"sources": places.get(v.name.partition("by")[0], [])})
+    return found
 
 
 def conditions(shape_env: Any) -> list[dict[str, str]]:

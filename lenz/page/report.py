@@ -11,7 +11,7 @@ from typing import Any
 
 from lenz.debug.names import titled
 from lenz.debug.profile import Profile, Ran
-from lenz.debug.report import AllocReport, ExternReport, GraphReport, KernelReport
+from lenz.debug.report import AllocReport, ExternReport, GraphReport, KernelReport, work_of
 from lenz.debug.work import machine
 from lenz.errors import UserError, some
 from lenz.page.sections import report_data
@@ -89,9 +89,8 @@ class Report:
         ran = [r for r in self.ran.ran if r.graph == g.name] if self.ran is not None else []
         order = [m.what for m in g.timeline]
         # Calls that broke an assumption ran other steps: then none is known to be timed.
-        same = len(order) == len(steps) and [r.name for r in ran] == order * (
-            len(ran) // max(1, len(order))
-        )
+        times = len(ran) // max(1, len(order))
+        same = len(order) == len(steps) and [r.name for r in ran] == order * times
         return [s | _times(s, ran[k :: len(steps)] if same else []) for k, s in enumerate(steps)]
 
     def __repr__(self) -> str:
@@ -142,10 +141,8 @@ def _told(s: Mapping[str, Any]) -> str:
     if s["what"] != "kernel":
         return f"call {s['name']} ({s['kind']}): {took}{at}{times}"
     nodes = [o for o in s["origins"] if o not in s["lines"]]
-    more = f" and {len(nodes) - 6} more" if len(nodes) > 6 else ""
-    moved = f"{s['bytes_read'] / 1e6:.3f} MB in, {s['bytes_written'] / 1e6:.3f} MB out"
-    what = f"kernel {s['name']} ({s['kind']}): {took}, {moved}"
-    return f"{what}, from {', '.join(nodes[:6])}{more}{at}{times}"
+    done = work_of(s["bytes_read"], s["bytes_written"], nodes)
+    return f"kernel {s['name']} ({s['kind']}): {took}, {done}{at}{times}"
 
 
 def _times(s: Mapping[str, Any], ran: Sequence[Ran]) -> dict[str, Any]:
