@@ -64,21 +64,11 @@ class InternalError(LenzError):
     """
 
     def __init__(
-        self,
-        what: str,
-        *,
-        pass_name: str = "",
-        rule: str = "",
-        line: str = "",
-        repro: str = "",
-        where: str = "",
-        hint: str = "",
-    ) -> None:
+        self, what: str, *, pass_name: str = "", rule: str = "", line: str = "", repro: str = "",
+        where: str = "", hint: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(what, where=where, hint=hint)
-        self.pass_name = pass_name
-        self.rule = rule
-        self.line = line
-        self.repro = repro
+        self.pass_name, self.rule, self.line, self.repro = pass_name, rule, line, repro
 
     def located(self, **parts: str) -> InternalError:
         """Return the same error with the named parts filled in if they were empty."""

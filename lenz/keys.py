@@ -136,9 +136,8 @@ def key_of(program: FxProgram, cx: Context) -> str | None:
 
 def has_key(options: Options) -> bool:
     """Whether code compiled with these options, in this process, may be cached."""
-    if options.verify or options.fuel >= 0 or not options.cache or is_extended():
-        return False
-    return bool(sources())
+    is_usual = options.cache and not options.verify and options.fuel < 0
+    return is_usual and not is_extended() and bool(sources())
 
 
 def key_with(text: str, cx: Context, devices: Iterable[torch.device]) -> str:

@@ -166,10 +166,8 @@ class Options:
                 continue
             name = variable[len(PREFIX) :].lower()
             if name not in known:
-                variables = [PREFIX + n.upper() for n in known]
-                raise UserError(
-                    f"unknown environment variable {variable}", hint=near_names(variable, variables)
-                )
+                hint = near_names(variable, [PREFIX + n.upper() for n in known])
+                raise UserError(f"unknown environment variable {variable}", hint=hint)
             values[name] = _parse(variable, str(known[name].type), env[variable])
         for name, value in (overrides or {}).items():
             if name not in known:
@@ -179,10 +177,7 @@ class Options:
         for name, value in values.items():
             values[name] = _checked(name, str(known[name].type), value)
         for name, places in FOLDERS.items():
-            given = values.get(name)
-            values[name] = (
-                _user_folder(env, *places) if given is None else os.path.expanduser(given)
-            )
+            values[name] = os.path.expanduser(values.get(name) or _user_folder(env, *places))
         return cls(**values)
 
     @property
@@ -282,10 +277,8 @@ def _pass(given: Any) -> Pass:
         raise UserError(f"option passes: {given!r} names no function", hint=hint)
     for name, value in told.items():
         if not (isinstance(name, str) and name.isidentifier() and isinstance(value, PLAIN)):
-            what = f"option passes: {run} gets {name}={value!r}"
-            raise UserError(
-                what, hint="arguments are numbers, texts, truth values or None, by name"
-            )
+            hint = "arguments are numbers, texts, truth values or None, by name"
+            raise UserError(f"option passes: {run} gets {name}={value!r}", hint=hint)
     return run.strip(), tuple(sorted(told.items()))
 
 

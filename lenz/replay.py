@@ -296,15 +296,10 @@ class Replayed:
     def linked(self, g: Graphed, key: Key, names: list[str], run: Recorded) -> GraphCall | None:
         """Native code that replays the captured graphs."""
         starts = dict(zip(g.pinned, key[1], strict=True))
-        records = {
-            r.name: Record(
-                run.captured[r.name],
-                key[0][0],
-                [*r.reads, *r.writes],
-                [(names.index(n), starts[n]) for n in r.pinned],
-            )
-            for r in g.replays
-        }
+        records = dict[str, Record]()
+        for r in g.replays:
+            pins = [(names.index(n), starts[n]) for n in r.pinned]
+            records[r.name] = Record(run.captured[r.name], key[0][0], [*r.reads, *r.writes], pins)
         kept = {n: t for c in run.captured.values() for n, t in c.kept.items()}
         given = self.given
         values = {**given.functions, **given.constants, **kept, **records}

@@ -48,24 +48,18 @@ def load_program(
 
 
 def load_plan(
-    p: Plan,
-    functions: Functions,
-    alive: object,
-    needs: Needs,
-    options: Options,
-    otherwise: Callable[..., Sequence[Any]],
-    store: Store | None,
-) -> Boxed:
+    p: Plan, functions: Functions, alive: object, needs: Needs, options: Options,
+    otherwise: Callable[..., Sequence[Any]], store: Store | None,
+) -> Boxed:  # fmt: skip
     """The callable of a plan, which replays CUDA graphs if the options ask for it."""
-    how = options.native, store
-    run = load(p, functions, alive, needs.constants, needs.modules, otherwise, *how)
+    given = needs.constants, needs.modules
+    run = load(p, functions, alive, *given, otherwise, options.native, store)
     if not any(isinstance(s, Region) for s in p.steps):
         return run
     from lenz.replay import Replayable, Replayed
 
     fixed = {name: aligned(t) for name, t in needs.constants.items()}
-    given = Replayable(p, functions, fixed, needs.modules, store)
-    return Replayed(given, run, options)
+    return Replayed(Replayable(p, functions, fixed, needs.modules, store), run, options)
 
 
 def constants_of(p: Plan, program: FxProgram) -> dict[str, torch.Tensor]:

@@ -128,9 +128,8 @@ class TraceRecord:
             first, second = made.get("inference") or made["forward"], made.get("backward")
             self.strides = first.strides
             if "forward" in made:
-                second = unbatched(
-                    second or Late(self, again), lambda: boxed_eager(self.backward())
-                )
+                second = second or Late(self, again)
+                second = unbatched(second, lambda: boxed_eager(self.backward()))
                 second = outside(second, "a backward pass compiled by lenz")
             run = wrapping.wrapped(
                 metadata, entry["detach"], boxed(first), second and boxed(second), self.backward

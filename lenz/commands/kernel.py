@@ -113,12 +113,9 @@ def run_kernel(text: str, sizes: Mapping[str, int], device: str) -> None:
 
 
 def call_kernel(
-    call: Callable[..., Any],
-    k: Kernel,
-    tensors: Sequence[Tensor],
-    sizes: Mapping[str, int],
+    call: Callable[..., Any], k: Kernel, tensors: Sequence[Tensor], sizes: Mapping[str, int],
     device: str,
-) -> None:
+) -> None:  # fmt: skip
     """Run a compiled kernel on tensors of its device; raises the error of a failed check."""
     values = {v: sizes[v.name] for v in k.sizes}
     args = [*(t.data_ptr() for t in tensors), *values.values()]

@@ -41,10 +41,8 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
     is missing.
     """
     folder = Path(file).resolve().parent
-    kernels, module["_alive"] = load_kernels(
-        module["KERNELS"],
-        lambda _, loader, counts: {n: _beside(folder, f) for n, f in loader.files(counts).items()},
-    )
+    code = lambda _, loader, c: {n: _beside(folder, f) for n, f in loader.files(c).items()}
+    kernels, module["_alive"] = load_kernels(module["KERNELS"], code)
     for name, (place, content) in module["CONSTANTS"].items():
         module[name] = unpacked(_beside(folder, f"{content}.constant"), place)
     run_script(module, kernels, rounds)

@@ -47,9 +47,10 @@ class Oracle(Watch):
         self.is_on, self.results = self.calls <= CALLS, None
         if self.is_on and self.can_repeat:
             own = copies(args)
-            written = [isinstance(i, Input) and i.written for i in self.graph.plan.inputs]
-            pairs = zip(self.graph.plan.inputs, args, own, written, strict=True)
-            self.written = [(i.name, a, c) for i, a, c, w in pairs if w and isinstance(i, Input)]
+            rows = zip(self.graph.plan.inputs, args, own, strict=True)
+            self.written = [
+                (i.name, a, c) for i, a, c in rows if isinstance(i, Input) and i.written
+            ]
             with torch.no_grad():
                 exact = self.exact(copies(args))
                 self.results = self.graph.program.eager()(list(own))

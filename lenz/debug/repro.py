@@ -121,10 +121,10 @@ def _value(v: Any) -> str:
 
 def _size(v: Any) -> Any:
     """The example value of a size."""
-    hint = getattr(getattr(v, "node", None), "hint", None)
-    return (
-        v if not isinstance(v, torch.SymInt | torch.SymFloat) else hint if hint is not None else 64
-    )
+    if not isinstance(v, torch.SymInt | torch.SymFloat):
+        return v
+    hint = getattr(v.node, "hint", None)
+    return 64 if hint is None else hint
 
 
 def _changed(options: Options) -> dict[str, object]:
@@ -135,12 +135,9 @@ def _changed(options: Options) -> dict[str, object]:
 
 
 def write_repro(
-    error: BaseException,
-    fault: InternalError,
-    offered: Mapping[str, Callable[[], str]],
-    name: str,
+    error: BaseException, fault: InternalError, offered: Mapping[str, Callable[[], str]], name: str,
     options: Options,
-) -> str:
+) -> str:  # fmt: skip
     """Write down a program on which the compiler failed; returns the folder.
 
     The folder is named by its contents, so that the same fault is written once. Returns "" if it
@@ -149,9 +146,8 @@ def write_repro(
     if options.debug_dir is None:
         return ""
     texts = {TEXTS.get(k, ("", "", f"{k}.txt"))[2]: _made(text) for k, text in offered.items()}
-    texts["options.txt"] = "".join(
-        f"{f.name} = {getattr(options, f.name)!r}\n" for f in fields(options)
-    )
+    told = (f"{f.name} = {getattr(options, f.name)!r}\n" for f in fields(options))
+    texts["options.txt"] = "".join(told)
     texts["error.txt"] = f"{fault}\n\n{''.join(traceback.format_exception(error))}"
     program = texts.get("fx_transformed.py", "") + fault.what
     code = hashlib.sha256(f"{name}\n{program}".encode(errors="replace")).hexdigest()[:8]

@@ -142,9 +142,8 @@ def new_folder(root: str, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as e:
-            raise UserError(
-                f"cannot make the debug folder {folder}: {e.strerror}", hint="set LENZ_DEBUG_DIR"
-            ) from e
+            told = f"cannot make the debug folder {folder}: {e.strerror}"
+            raise UserError(told, hint="set LENZ_DEBUG_DIR") from e
     raise UserError(f"{root} is full of debug folders", hint="delete it")
 
 
