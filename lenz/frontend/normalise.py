@@ -44,9 +44,7 @@ def normalise(gm: GraphModule) -> None:
     prune(gm.graph)
     view_strided(gm.graph)
     drop_noops(gm.graph, touched_by(gm.graph))
-    touched = touched_by(gm.graph)
-    join_parts(gm.graph, touched.returned | touched.by_offset, touched.mutated)
-    dedup(gm)
+    merge(gm)
     prune(gm.graph)
     drop_tokens(gm.graph)
 
@@ -149,10 +147,8 @@ def drop_noops(graph: Graph, touched: TouchedStorages) -> None:
             continue
         if node in touched.outputs or not node.args or not isinstance(node.args[0], Node):
             continue
-        is_view, is_written = (
-            has(target, "view"),
-            target is aten.copy.default,
-        )  # over a whole tensor
+        is_written = target is aten.copy.default  # over a whole tensor
+        is_view = has(target, "view")
         source: Any = node.args[1 if is_written else 0]
         if has(target, "alias"):
             if target is not aten.detach.default or not is_shown(node, touched):
@@ -178,7 +174,14 @@ def replace(graph: Graph, node: Node, by: Node) -> None:
     graph.erase_node(node)
 
 
-def dedup(gm: GraphModule, region: str = "") -> None:
+def merge(gm: GraphModule, region: str = "") -> None:
+    """Join the parts of tensors that are filled part by part, then merge equal calls."""
+    touched = touched_by(gm.graph)
+    join_parts(gm.graph, touched.returned | touched.by_offset, touched.mutated)
+    dedup(gm, region)
+
+
+def dedup(gm: GraphModule, region: str) -> None:
     """Merge equal calls of pure ops into the first.
 
     Calls on both sides of a write are not merged. A call stays if its result leaves the graph (two

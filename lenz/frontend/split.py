@@ -17,11 +17,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 from lenz.errors import Unsupported
 from lenz.frontend import again
 from lenz.frontend.budget import choose_saved
-from lenz.frontend.normalise import dedup, drop_noops, touched_by
+from lenz.frontend.normalise import drop_noops, merge, touched_by
 from lenz.frontend.overwritten import copy_arguments, drop_copies, unviewed
 from lenz.frontend.places import KINKED, SIZED, by_mask, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
-from lenz.frontend.written import join_parts
 from lenz.traits import has, is_random
 
 aten = torch.ops.aten
@@ -40,14 +39,9 @@ SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
 
 
 def split(
-    joint: GraphModule,
-    joint_inputs: Any,
-    *,
-    num_fwd_outputs: int,
-    native: frozenset[str] = frozenset(),
-    budget: float | None = None,
-    **rest: Any,
-) -> tuple[GraphModule, GraphModule]:
+    joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int,
+    native: frozenset[str] = frozenset(), budget: float | None = None, **rest: Any,
+) -> tuple[GraphModule, GraphModule]:  # fmt: skip
     """Return the forward and the backward half of `joint`, by torch's min-cut partitioner.
 
     Ops that block the partitioner are rewritten first: aliases, transposes, and softmax as one op.
@@ -91,9 +85,8 @@ def split(
             by_mask(joint.graph, n)
         elif (limit := places_below(n)) is not None:
             shorten(joint.graph, n, limit, backward)
-    touched = touched_by(joint.graph)
-    join_parts(joint.graph, touched.returned | touched.by_offset, touched.mutated)
-    dedup(joint, "ac_graph_id")  # what one checkpoint recomputes, another part may have to save
+    # What one checkpoint recomputes, another part may have to save.
+    merge(joint, "ac_graph_id")
     mark(joint.graph, backward, native)
     with fusing(budget):
         halves = partitioners.min_cut_rematerialization_partition(
