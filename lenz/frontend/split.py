@@ -227,8 +227,8 @@ def is_copy_of_kept(n: Node, backward: set[Node], native: frozenset[str]) -> boo
     if copy.target is not aten.clone.default or n in backward or "recompute" in n.meta:
         return False
     x = unviewed(copy.all_input_nodes[0])
-    calls = [u for u in n.users if u.target is aten.convolution_backward.default]
     if x.op == "placeholder":
+        calls = [u for u in n.users if u.target is aten.convolution_backward.default]
         return any(u.args[2] is n for u in calls)
     return not is_fused(x, backward, native)
 

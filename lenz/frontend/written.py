@@ -89,11 +89,9 @@ def _read_as_written(n: Node, spans: Mapping[Node, Span], changing: Set[int]) ->
         is_one = READS.index(n.target) == WRITES.index(x.target)
         if spans[x] == spans[n] and is_one and changing.isdisjoint(storages(part)):
             # Views would show that its strides differ.
-            for u in [u for u in n.users if _reads_elements(u)]:
-                u.replace_input_with(n, part)
-        is_like = are_same(*(v.meta["val"].stride() for v in (x, base)))
-        is_safe = is_like and changing.isdisjoint(storages(base))
-        if not is_safe or not _is_apart(spans[n], [spans[x]]):
+            n.replace_all_uses_with(part, delete_user_cb=_reads_elements)
+        is_safe = _is_apart(spans[n], [spans[x]]) and changing.isdisjoint(storages(base))
+        if not is_safe or not are_same(*(v.meta["val"].stride() for v in (x, base))):
             break
         x = base
     n.replace_input_with(y, x)

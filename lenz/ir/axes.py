@@ -84,13 +84,12 @@ def old_reads(n: Scatter) -> set[str]:
     """
     ones = {a.var: ZERO for a in n.axes if a.extent is ONE}
     place = tuple(substitute(s, ones) for s in n.index)
-    stepped = [v for s in place for v in s.free_vars if affine_in(s, v) == (ONE, s - v)]
-    moving = [a.var for a in n.axes if a.var not in ones]
-    # Each axis steps through an index of its own, beside which that has no axis.
-    alone = all(stepped.count(v) == 1 for v in moving) and all(
-        sum(v in s.free_vars for v in moving) <= 1 for s in place
-    )
-    is_own = n.mode == "set" and not n.bound and alone
+    moving = {a.var for a in n.axes} - ones.keys()
+    steps = [(v, s - v) for s in place for v in s.free_vars if v in moving]
+    # Each axis steps through an index of its own, which has no other axis.
+    is_one_to_one = len(steps) == len(moving) == len({v for v, _ in steps})
+    is_one_to_one &= all(moving.isdisjoint(rest.free_vars) for _, rest in steps)
+    is_own = n.mode == "set" and not n.bound and is_one_to_one
     return {
         e.attrs[0]
         for e in loads_of(*bodies_of(n))

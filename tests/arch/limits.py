@@ -12,21 +12,21 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_686,
+    ".": 2_653,
     "artifact": 778,
-    "commands": 854,
-    "debug": 1_571,
+    "commands": 849,
+    "debug": 1_558,
     "first_calls": 318,
-    "frontend": 4_194,
-    "ir": 4_151,
-    "lower": 5_629,
-    "machine": 5_861,
+    "frontend": 4_276,
+    "ir": 4_200,
+    "lower": 5_600,
+    "machine": 5_851,
     "ops": 2_012,
-    "opt": 1_710,
-    "page": 455,
-    "plan": 2_167,
-    "runtime": 817,
-    "schedule": 1_673,
+    "opt": 1_712,
+    "page": 446,
+    "plan": 2_139,
+    "runtime": 818,
+    "schedule": 1_666,
     "sym": 1_109,
 }
 TOTAL_CODE_LINES = 35_985
