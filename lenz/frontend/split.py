@@ -87,7 +87,7 @@ def split(
             shorten(joint.graph, n, limit, backward)
     # What one checkpoint recomputes, another part may have to save.
     merge(joint, "ac_graph_id")
-    mark(joint.graph, backward, native)
+    mark(joint.graph, behind_tangents(joint.graph), native)  # with the joins
     with fusing(budget):
         halves = partitioners.min_cut_rematerialization_partition(
             joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
