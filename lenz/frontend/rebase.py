@@ -95,7 +95,9 @@ def views_down_to(result: Node, sources: dict[Node, Node]) -> tuple[Node, ...] |
     while chain[-1] not in sources:
         node = chain[-1]
         is_view = has(node.target, "view") or has(node.target, "alias")
-        if not is_view or not isinstance(node.args[0], Node):
+        if not (is_view or node.target is aten.as_strided.default) or not isinstance(
+            node.args[0], Node
+        ):
             return None
         chain.append(node.args[0])
     return tuple(reversed(chain))

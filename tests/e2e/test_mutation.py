@@ -456,3 +456,27 @@ def test_elements_beside_written_windows_stay(f: Callable[..., Any], dynamic: bo
     for rows in (8, 5):
         agree(f, lambda rows=rows: [randn(rows, rows)], dynamic=dynamic)  # type: ignore[misc]
     assert not lenz.explain(lambda x: x.unfold(1, 2, 2) * 2)(randn(3, 8)).graphs[0].skips
+
+
+def strided_from_a_row(x: Tensor) -> Tensor:
+    x[0].copy_(x[-1] + 0)
+    return x.as_strided((x.shape[0], 1), (x.stride(0), 1))
+
+
+def strided_and_viewed(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x.as_strided((2, 2), (2, 1)).view(4)[1:]
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("f", (strided_from_a_row, strided_and_viewed))
+def test_strided_results_lie_where_the_written_argument_does(
+    f: Callable[..., Any], dynamic: bool
+) -> None:
+    c = torch.compile(f, backend="lenz", dynamic=dynamic)
+    for start, end, step in ((3, 8, 1), (0, 6, 1), (1, 9, 2)):
+        ours, theirs = (torch.arange(40.0) for _ in "ab")
+        got, want = c(ours[start:end:step]), f(theirs[start:end:step])
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        assert got.storage_offset() == want.storage_offset()
