@@ -93,13 +93,11 @@ def views_down_to(result: Node, sources: dict[Node, Node]) -> tuple[Node, ...] |
     """Return the views from a value of `sources`, included, to `result`; None without one."""
     chain = [result]
     while chain[-1] not in sources:
-        node = chain[-1]
-        is_view = has(node.target, "view") or has(node.target, "alias")
-        if not (is_view or node.target is aten.as_strided.default) or not isinstance(
-            node.args[0], Node
-        ):
+        n, source = chain[-1], next(iter(chain[-1].args), None)
+        is_view = n.target is aten.as_strided.default or has(n.target, "view")
+        if not (is_view or has(n.target, "alias")) or not isinstance(source, Node):
             return None
-        chain.append(node.args[0])
+        chain.append(source)
     return tuple(reversed(chain))
 
 
