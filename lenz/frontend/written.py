@@ -25,9 +25,9 @@ READS = (aten.select.int, aten.slice.Tensor)
 WRITES = (aten.select_scatter.default, aten.slice_scatter.default)
 GRADIENTS = (aten.select_backward.default, aten.slice_backward.default)
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-FEW = 4  # parts; fewer are one map
 
 Span: TypeAlias = tuple[int, int, int]
+Spans: TypeAlias = Mapping[Node, Span]
 
 
 def join_parts(graph: Graph, seen: Set[int], changing: Set[int]) -> None:
@@ -38,9 +38,13 @@ def join_parts(graph: Graph, seen: Set[int], changing: Set[int]) -> None:
     """
     every = (*READS, *WRITES, *GRADIENTS)
     spans = {n: at for n in graph.nodes if n.target in every and (at := span_of(n))}
+    # A read goes past writes whose base has the same strides and does not change.
+    old = {n: n.all_input_nodes[0] for n in spans if n.target in WRITES}
+    old = {n: x for n, x in old.items() if changing.isdisjoint(storages(x))}
+    old = {n: x for n, x in old.items() if are_same(*(v.meta["val"].stride() for v in (n, x)))}
     for n in graph.nodes:
         if n.target in READS and (seen | changing).isdisjoint(storages(n)):
-            _read_as_written(n, spans, changing)
+            _read_as_written(n, spans, old, changing)
             if not n.users:
                 graph.erase_node(n)
     for n in graph.nodes:
@@ -81,19 +85,17 @@ def _is_apart(at: Span | None, others: Iterable[Span]) -> bool:
     )
 
 
-def _read_as_written(n: Node, spans: Mapping[Node, Span], changing: Set[int]) -> None:
+def _read_as_written(n: Node, spans: Spans, old: Mapping[Node, Node], changing: Set[int]) -> None:
     """Read a part from what was written there, or from the tensor before writes to other parts."""
     x = y = n.all_input_nodes[0]
-    while x.target in WRITES and n in spans and x in spans:
-        base, part = x.all_input_nodes[0], _part(x)
+    while n in spans and x in spans and x.target in WRITES:
         is_one = READS.index(n.target) == WRITES.index(x.target)
-        if spans[x] == spans[n] and is_one and changing.isdisjoint(storages(part)):
+        if spans[x] == spans[n] and is_one and changing.isdisjoint(storages(_part(x))):
             # Views would show that its strides differ.
-            n.replace_all_uses_with(part, delete_user_cb=_reads_elements)
-        is_safe = _is_apart(spans[n], [spans[x]]) and changing.isdisjoint(storages(base))
-        if not is_safe or not are_same(*(v.meta["val"].stride() for v in (x, base))):
+            n.replace_all_uses_with(_part(x), delete_user_cb=_reads_elements)
+        if x not in old or not _is_apart(spans[n], [spans[x]]):
             break
-        x = base
+        x = old[x]
     n.replace_input_with(y, x)
 
 
@@ -101,7 +103,7 @@ def _reads_elements(n: Node) -> bool:
     return n.target in PRODUCTS or torch.Tag.pointwise in getattr(n.target, "tags", ())
 
 
-def _join_writes(graph: Graph, n: Node, spans: Mapping[Node, Span], changing: Set[int]) -> None:
+def _join_writes(graph: Graph, n: Node, spans: Spans, changing: Set[int]) -> None:
     """Replace a chain of writes that ends here, and of which nothing else is read."""
     parts, y = dict[Span, Node](), n
     while y.target in WRITES and (y is n or len(y.users) == 1) and _is_apart(spans.get(y), parts):
@@ -113,7 +115,7 @@ def _join_writes(graph: Graph, n: Node, spans: Mapping[Node, Span], changing: Se
         _join(graph, n, y, parts, (), changing)
 
 
-def _join_gradients(graph: Graph, n: Node, spans: Mapping[Node, Span], changing: Set[int]) -> None:
+def _join_gradients(graph: Graph, n: Node, spans: Spans, changing: Set[int]) -> None:
     """Replace a sum of gradients of reads, which are 0 but for a part, and of one other at most."""
     parts, others, stack = dict[Span, Node](), list[Node](), [n]
     while stack:
@@ -142,9 +144,9 @@ def _join(
 ) -> None:  # fmt: skip
     """Put a join, and others added to it, in the place of `n`; y is what lies between the parts."""
     value, read = n.meta["val"], [_part(w) for w in parts.values()]
-    is_alike = all(x.meta["val"].dtype == value.dtype for x in read)
-    is_kept = changing.isdisjoint(storages(y, *read, *others))
-    if len(parts) < FEW or not (is_alike and is_kept and value.is_contiguous()):
+    is_alike = all(x.meta["val"].dtype == value.dtype for x in read) and value.is_contiguous()
+    # Fewer parts are one map.
+    if len(parts) < 4 or not is_alike or not changing.isdisjoint(storages(y, *read, *others)):
         return
     call, rows, end, d = inserter(graph, n), list[Node](), 0, min(parts)[0]
     last = ((d, value.shape[d], value.shape[d]), None)
