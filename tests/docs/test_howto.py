@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import multiprocessing
 import multiprocessing.forkserver
 import traceback
@@ -70,6 +72,54 @@ def runs(page: Path) -> None:
     process.join()
     assert not wrong, wrong
     assert process.exitcode == 0
+
+
+def test_names_of_lenz_in_pages_exist() -> None:
+    """Each run of the tests holds all of these names, though it runs a few of the pages."""
+    used = {
+        f"{page.stem}: {where}.{name}": (where, name)
+        for page in (*PAGES, *RECIPES)
+        for block in blocks_of(page)
+        for where, name in names_of_lenz(ast.parse(block.code))
+    }
+    assert len(used) > 50
+    assert [text for text, (where, name) in used.items() if not is_there(where, name)] == []
+
+
+def names_of_lenz(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The module and the name of what a block imports from lenz, or reads from a module of lenz."""
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (where := node.module or "").startswith("lenz"):
+            yield from ((where, a.name) for a in node.names)
+            modules |= {a.asname or a.name: f"{where}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.Import):
+            whole = [a.name for a in node.names if a.name.startswith("lenz")]
+            modules |= {n[:end]: n[:end] for n in whole for end in ends(n)}
+        elif isinstance(node, ast.Assign) and "import_module('lenz." in ast.unparse(node.value):
+            assert isinstance(node.value, ast.Call)
+            modules[ast.unparse(node.targets[0])] = ast.literal_eval(node.value.args[0])
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            where = modules.get(ast.unparse(node.value), "")
+            if where and is_module(where):
+                yield where, node.attr
+
+
+def ends(name: str) -> list[int]:
+    """Where the packages end that hold a module, and the module itself."""
+    return [*(i for i, c in enumerate(name) if c == "."), len(name)]
+
+
+def is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what holds it is a class or a function
+        return False
+
+
+def is_there(where: str, name: str) -> bool:
+    """Whether a module of lenz has a name, a module of its own included."""
+    return hasattr(importlib.import_module(where), name) or is_module(f"{where}.{name}")
 
 
 def test_every_page_is_there() -> None:
