@@ -4,7 +4,8 @@
     ==>  %b = map (i: N) { bitcast(load(%a, [i]), i32) }
 
 The call shares the memory of %a. So it stays for results, and for what calls read, which would be a
-copy. It also stays for types of another width: loops would move single bytes.
+copy. It stays for views of memory with gaps, whose strides the dense map has not, and for types of
+another width: loops would move single bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lenz.records import replace
 def reinterpret(g: ir.Graph, cx: Context) -> ir.Graph:
     """Make maps of the calls of `view.dtype` whose results only loops read."""
     types = {name: b.type for name, b in ir.buffers_of(g).items()}
+    apart = {name for name, t in types.items() if t.layout != contiguous(t.shape)}
     seen = {*ir.atom_refs(g.outputs), *(x for m in g.mutations for x in (m.input, m.value))}
 
     def mapped(n: ir.Node) -> ir.Node:
@@ -32,16 +34,16 @@ def reinterpret(g: ir.Graph, cx: Context) -> ir.Graph:
                 if fits and out.name not in seen:
                     axes = axes_for(out.shape)
                     body = ops.bitcast(load(source, [a.var for a in axes], old), new)
-                    own = replace(out, type=replace(out.type, layout=contiguous(out.shape)))
-                    n = ir.Pointwise(own, axes, body)
+                    dense = replace(out.type, layout=contiguous(out.shape))
+                    n = ir.Pointwise(replace(out, type=dense), axes, body)
                 else:
                     seen.add(source)
             case ir.Extern():
                 seen.update((*ir.names_in(n), *n.mutates))
             case ir.Scatter():
                 seen.add(n.base)
-            case ir.View() if n.out.name in seen:
-                seen.add(n.source)
+            case ir.View() if n.out.name in seen or n.source in apart:
+                seen.add(n.source)  # a view keeps its strides, and the map is dense
         return n
 
     return each(g, mapped, last_first=True)

@@ -28,7 +28,6 @@ def _one_plus_erf(e: Expr) -> Expr | None:
     return ops.one_plus_erf(x.args[0]) if x.op is ERF and ops.is_value(one, 1.0) else None
 
 
-ACCESSES = (LOAD, INDEX, MASKED)
 # The right side of an equation by its name, for a node that matches its left side.
 RULES: Mapping[str, Callable[[Expr], Expr | None]] = {"one_plus_erf": _one_plus_erf}
 
@@ -38,7 +37,7 @@ def simplify(g: Graph, cx: Context) -> Graph:
     memo: dict[Expr, Expr] = {}
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
-        if not args or e.op in ACCESSES:
+        if not args or e.op in (LOAD, INDEX, MASKED):
             return rebuild(e, tuple(args))
         new = apply(e.op, *args, attrs=e.attrs)  # inlining has brought operands together
         for name, rule in RULES.items():
