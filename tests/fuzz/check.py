@@ -38,6 +38,7 @@ from torch.utils._pytree import tree_leaves
 import lenz
 from lenz.errors import Unsupported
 from lenz.frontend import FxProgram
+from lenz.frontend.calls import unwritable
 from lenz.frontend.capture import capture
 from lenz.ir.graph import Graph
 from lenz.ir.interp import interp
@@ -85,7 +86,9 @@ class Stages:
     kernels: int = 0
 
     def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """The backend, as Dynamo calls it."""
+        """The backend, as Dynamo calls it; writes that lenz refuses run in eager, as for users."""
+        if unwritable(gm, inputs):
+            return gm.forward
         return capture(gm, inputs, self.compile_fx, self.options, native_ops())
 
     def compile_fx(self, p: FxProgram) -> Boxed:
