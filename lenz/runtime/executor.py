@@ -161,8 +161,15 @@ def to_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def view_as_real(t: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as pairs of its parts; a copy where memory holds the conjugate."""
-    return torch.view_as_real(t.resolve_conj())
+    """A complex tensor as pairs of its parts; a copy where memory holds the conjugate.
+
+    The copy has the strides of `t`, also 0, which that of `resolve_conj` does not.
+    """
+    if t.is_conj():
+        own = t[tuple(slice(None if step else 1) for step in t.stride())]
+        made = torch.empty_strided(own.size(), own.stride(), dtype=t.dtype, device=t.device)
+        t = made.copy_(own).expand(t.size())
+    return torch.view_as_real(t)
 
 
 def view_as_complex(t: torch.Tensor) -> torch.Tensor:
