@@ -51,28 +51,25 @@ ERFCX = (1.177562574, 0.00535390454, -0.09377550342, 0.05436652556, -0.018976596
 NDTRI = (-1.044087408, -0.1062851709, 0.002018475579, 0.0004324566427, -0.0002666065917,
          0.0001155338035, -4.41952848e-5, 1.596436299e-5, -5.69211115e-6, 2.060893307e-6,
          -7.679474352e-7, 2.950737233e-7, -1.164333382e-7, 4.692989595e-8)  # fmt: skip
-# J0(x) over its first two factors x^2 - zero^2, J1(x)/x over its own; Y0(x) - (2/pi) log(x) J0(x);
-# (Y1(x) - (2/pi) (log(x) J1(x) - 1/x)) / x: all of x^2 on [0, 64].
-J0_LOW = (0.0019903555, -0.002620939138, 0.0008687721472, -0.0001704058495, 2.204908639e-5,
-          -2.024889498e-6, 1.389802517e-7, -7.406701254e-9, 3.155992758e-10)  # fmt: skip
-J1_LOW = (0.0002789570989, -0.0003115684037, 8.553646589e-5, -1.414935643e-5, 1.576470099e-6,
-          -1.269075502e-7, 7.747614077e-9, -3.716577147e-10, 1.439541767e-11)  # fmt: skip
-Y0_LOW = (-0.0331461132, -0.2744743055, 0.1790343141, 0.2615673463, -0.1773020128, 0.0471966896,
-          -0.00728796248, 0.0007531135933, -5.632079141e-5, 3.206532538e-6, -1.440723327e-7,
-          5.248794787e-9)  # fmt: skip
-Y1_LOW = (0.002538013236, -0.01608717305, -0.09591204536, 0.0844519726, -0.02832812394,
-          0.005289897544, -0.0006414551451, 5.505982873e-5, -3.538080019e-6, 1.770780456e-7,
-          -7.11055005e-9)  # fmt: skip
-# Zeros, each as the nearest f32 and the remainder.
-ZEROS = (
-    ((2.404825448989868, 1.087059e-7), (5.520078182220459, -7.1934148e-8)),
-    ((3.8317060470581055, -7.6850593e-8), (7.015586853027344, -1.8321172e-7)),
-)
-# Amplitudes P and x Q of 1/x^2 on [0, 1/64] (DLMF 10.18), for orders 0 and 1.
-P = ((0.9994603493, -0.0005365220468, 3.075184788e-6, -5.170594538e-8),
-     (1.000903041, 0.0008989898331, -3.9872843e-6, 6.177633961e-8))  # fmt: skip
-Q = ((-0.1244468368, 0.0005470815954, -5.931598729e-6, 1.43779658e-7, -5.817532749e-9),
-     (0.3742222966, -0.0007702178839, 7.310892206e-6, -1.676782511e-7, 6.583354662e-9))  # fmt: skip
+# J0(x) over its first factor x^2 - zero^2, J1(x)/x over its own; Y0(x) - (2/pi) log(x) J0(x);
+# (Y1(x) - (2/pi) (log(x) J1(x) - 1/x)) / x: all of x^2 on [0, 25].
+J0_LOW = (-0.07405174056, 0.07995724165, -0.01689860151, 0.00187349932, -0.0001278633421,
+          5.919230226e-6, -1.982793701e-7, 5.032513126e-9)  # fmt: skip
+J1_LOW = (-0.0180284158, 0.01366148708, -0.002163265156, 0.0001909490104, -1.081617474e-5,
+          4.278886056e-7, -1.251337564e-8, 2.818348884e-10)  # fmt: skip
+Y0_LOW = (0.2060525763, -0.1301752238, -0.2918947209, 0.1026828797, -0.0142791599, 0.001116462986,
+          -5.677525113e-5, 2.040670366e-6, -5.47643103e-8)  # fmt: skip
+Y1_LOW = (0.05310744506, 0.1418945089, -0.08834328868, 0.01711110993, -0.001705785257,
+          0.0001052575303, -4.445075266e-6, 1.369927767e-7, -3.222883768e-9)  # fmt: skip
+# First zeros, each as the nearest f32 and the remainder.
+ZEROS = ((2.404825448989868, 1.087059e-7), (3.8317060470581055, -7.6850593e-8))
+# Amplitudes P and x Q of 1/x^2 on [0, 1/25] (DLMF 10.18), for orders 0 and 1.
+P = ((0.9986523399, -0.001329371621, 1.761305551e-5, -6.319367119e-7, 3.948825587e-8),
+     (1.002267621, 0.002243735296, -2.307101886e-5, 7.639181733e-7, -4.589685232e-8))  # fmt: skip
+Q = ((-0.1236470258, 0.001319019405, -3.218799121e-5, 1.623709321e-6, -1.274328974e-7,
+      1.351303276e-8),
+     (0.3730873462, -0.001870518968, 4.005699452e-5, -1.914402839e-6, 1.458816511e-7,
+      -1.518339864e-8))  # fmt: skip
 # Ai(x) on [-2, 2]; with z = 2/3 |x|^1.5 (DLMF 9.7): 2 sqrt(pi) x^(1/4) exp(z) Ai(x) of 1/z, and the
 # amplitudes of sin and of -cos/z in sqrt(pi) |x|^(1/4) Ai(-|x|) of 1/z^2.
 AI_MID = (0.2638179819, -0.1917674578, -0.1154458786, 0.1012922987, -0.02063422536,
@@ -284,9 +281,9 @@ def _bessel(order: int, second: bool) -> Fn:
     """J(x), or Y(x)."""
 
     def low_j(x: Expr) -> Expr:
-        e = series(J1_LOW if order else J0_LOW, ops.square(x), 0.0, 64.0)
-        for near, rest in ZEROS[order]:
-            e = e * ((x - near - rest) * (x + near))
+        near, rest = ZEROS[order]
+        e = series(J1_LOW if order else J0_LOW, ops.square(x), 0.0, 25.0)
+        e = e * ((x - near - rest) * (x + near))
         return e * x if order else e
 
     def fn(x: Expr) -> Expr:
@@ -294,19 +291,19 @@ def _bessel(order: int, second: bool) -> Fn:
         low = low_j(a)
         if second:
             log = ops.log(a) * low
-            rest = series(Y1_LOW if order else Y0_LOW, ops.square(a), 0.0, 64.0)
+            rest = series(Y1_LOW if order else Y0_LOW, ops.square(a), 0.0, 25.0)
             log, rest = (log - ops.reciprocal(a), rest * a) if order else (log, rest)
             low = ops.fma(log, 2 / math.pi, rest)
         u = ops.reciprocal(a)
-        p = series(P[order], ops.square(u), 0.0, 1 / 64)
-        q = series(Q[order], ops.square(u), 0.0, 1 / 64) * u
+        p = series(P[order], ops.square(u), 0.0, 1 / 25)
+        q = series(Q[order], ops.square(u), 0.0, 1 / 25) * u
         # cos and sin of x - (order/2 + 1/4) pi, times sqrt(2).
         sin, cos = ops.sin(a), ops.cos(a)
         c, s = cos + sin, sin - cos
         c, s = (s, -c) if order else (c, s)
         wave = ops.fma(p, s, q * c) if second else p * c - q * s
         high = wave * ops.sqrt(u * (1 / math.pi))
-        found = ops.where(a <= 8.0, low, high)
+        found = ops.where(a <= 5.0, low, high)
         if not second:
             return ops.where(x < 0.0, -found, found) if order else found
         found = ops.where(ops.eq(x, 0.0), -math.inf, found)
