@@ -28,7 +28,6 @@ from lenz.ir.kernel import digits
 from lenz.ir.op import INDEX
 from lenz.ir.tensor import Axes, Axis, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import capabilities_of, runs_programs
-from lenz.ops.cast import CAST
 from lenz.opt.dedup import dedup
 from lenz.opt.each import each
 from lenz.records import dataclass, replace
@@ -214,9 +213,8 @@ def _split(whole: Reduction, n: Reduction, x: _Cut) -> tuple[Reduction, ...]:
         return (whole,)
     body = reindex(n.body, x.at)
     # Accumulated in f64 only to be more accurate: the parts are stored in f32.
-    is_wide = n.kind == "sum" and body.op is CAST and body.dtype is F64
-    is_wide = is_wide and n.finish.dtype is body.args[0].dtype is F32
-    body = body.args[0] if is_wide else body
+    is_wide = n.kind == "sum" and ops.is_widened(body, n.finish.dtype)
+    body = ops.cast(body.args[0], F32) if is_wide else body
     if x.length is not product(a.extent for a in x.inside[:1]) * x.parts[-1].extent:
         inside = index(x.position, I64) < index(x.length, I64)
         body = masked(inside, body, ops.neutral(n.kind, body.dtype))

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from lenz import ops
 from lenz.ir import expr
-from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr
 from lenz.ir.kernel import Let, Local, Reduce, Scan, Sort, Store, position
 from lenz.ir.op import LOAD, REF
-from lenz.ops.cast import CAST
 from lenz.ops.rounding import settled, widen
 from lenz.records import dataclass, field, replace
 from lenz.schedule.accesses import columns_win
@@ -144,8 +142,7 @@ class _Staging:
                 value = expr.finished(how.finish, result)
                 self.out.columns.append(Store(n.target, n.offset, value))
                 return
-            is_wide = how.kind == "sum" and body.op is CAST and body.dtype is F64
-            if is_wide and how.finish.dtype is body.args[0].dtype is F32:
+            if how.kind == "sum" and ops.is_widened(body, how.finish.dtype):
                 self.out.wide.add(acc)
         self.row_value(n, self.inlined(expr.finished(how.finish, result)), k)
 

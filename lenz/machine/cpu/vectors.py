@@ -64,7 +64,8 @@ def _row_loop(raxes: Axes, statements: Sequence[Statement], wide: set[str]) -> t
     if more or len(sums) < len(statements) or not block:
         return (For(r, "vector", tuple(statements)),)
     over = (block[0].var,)
-    parts = [Reduce(f"{x.name}p", "sum", x.value.args[0], (lane.var,)) for x in sums]
+    values = [(x.name, ops.cast(x.value.args[0], F32)) for x in sums]
+    parts = [Reduce(f"{name}p", "sum", value, (lane.var,)) for name, value in values]
     whole = [Reduce(x.name, "sum", ops.cast(ref(f"{x.name}p", F32), F64), over) for x in sums]
     return nested(block, "seq", (For(lane, "vector", all_moved(parts, {r.var: place})), *whole))
 
