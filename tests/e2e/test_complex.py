@@ -116,7 +116,7 @@ def test_repeated_elements_of_a_conjugate(native: bool) -> None:
     fn = lambda z: (z * 2, z.real + 1)
     for z in (Z.conj().expand(3, 5, 7), Z[:, :1].expand(5, 7).mH, Z[0, 0].conj().expand(4)):
         agree(fn, lambda z=z: (z,), options={"native": native})
-    grads = []
+    grads: list[Tensor] = []
     for run in (torch.log, torch.compile(torch.log, backend="lenz", options={"native": native})):
         z = Z.expand(3, 5, 7).requires_grad_()
         made = run(z)

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.e2e.sides import agree
+
 Fn = Callable[..., Tensor]
 INF, NAN = math.inf, math.nan
 FLOATS = (
@@ -134,3 +136,14 @@ def test_the_gradient_of_nothing_summed_over_columns() -> None:
     run = torch.compile(torch.sub, backend="lenz", options={"on_error": "raise"})
     run(x, nothing, alpha=3).sum().backward()
     assert x.grad is not None and not x.grad.any()
+
+
+@pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+def test_powers_of_integers_wrap(dtype: torch.dtype) -> None:
+    """Odd and even numbers to exponents of all bits; below 0 only 1 and -1 have integers."""
+    ends = torch.iinfo(dtype)
+    few = torch.arange(max(ends.min, -9), 10, dtype=dtype)
+    x = torch.tensor([ends.min, ends.max, ends.max // 3, ends.max - 1, *few])
+    bits = [1 << k for k in range(ends.bits - 1)]
+    y = torch.tensor([*bits, *(b - 1 for b in bits), ends.max, ends.max // 5, *few])
+    agree(torch.pow, lambda: (x.to(dtype)[:, None], y.to(dtype)), tol=0.0)
