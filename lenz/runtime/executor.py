@@ -167,8 +167,7 @@ def view_as_real(t: torch.Tensor) -> torch.Tensor:
     """
     if t.is_conj():
         own = t[tuple(slice(None if step else 1) for step in t.stride())]
-        made = torch.empty_strided(own.size(), own.stride(), dtype=t.dtype, device=t.device)
-        t = made.copy_(own).expand(t.size())
+        t = own.new_empty_strided(own.size(), own.stride()).copy_(own).expand(t.size())
     return torch.view_as_real(t)
 
 
