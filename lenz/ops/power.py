@@ -62,8 +62,7 @@ def _expand_integer_pow(x: Expr, y: Expr) -> Expr:
     total = total * (one + w * (n + w * (pairs + w * triples)))
     total = where(eq(n, 0) | eq(x & one, one), total, 0)
     # With a negative exponent only 1 and -1 give an integer; torch gives 0 for other bases.
-    signed = where(eq(y & one, 0), one, -1)
-    below = where(eq(x, one), one, where(eq(x, -1), signed, 0))
+    below = where(eq(magnitude(x), one), where(eq(y & one, 0), one, x), 0)
     return where(y < 0, below, total)
 
 
