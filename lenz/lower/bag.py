@@ -14,7 +14,7 @@ from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import Pointwise
 from lenz.ir.op import INDEX
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value, maker
-from lenz.lower.index import Place, checked, computed, is_position
+from lenz.lower.index import checked, computed, is_position
 from lenz.lower.registry import lowering
 from lenz.lower.scatter import check_places, update
 from lenz.machines import runs_programs
@@ -135,13 +135,6 @@ def _side_results(b: GraphBuilder, size: Sym, sizes: Value, best: At | None) -> 
     )
 
 
-def _unless(padding: int, indices: Value, at: Index, e: Expr) -> Expr:
-    """e, or 0 for a padding index; a negative `padding` means there is none."""
-    if padding < 0:
-        return e
-    return ops.where(ops.eq(ops.cast(indices.at(at), I64), padding), 0, e)
-
-
 @lowering("embedding_dense_backward")
 def embedding_dense_backward(
     b: GraphBuilder,
@@ -158,11 +151,11 @@ def embedding_dense_backward(
     check_places(table, indices, (0,))
     rows = table.shape[0]
 
-    def place(i: Index) -> Place:
-        return (computed(0, rows), i[-1]), (checked(indices.at(i[:-1]), rows),)
+    place = lambda i: ((computed(0, rows), i[-1]), (checked(indices.at(i[:-1]), rows),))
 
     def value(i: Index) -> Expr:
-        return _unless(padding_idx, indices, i[:-1], grad.at(i))
+        is_padding = ops.eq(ops.cast(indices.at(i[:-1]), I64), padding_idx)
+        return grad.at(i) if padding_idx < 0 else ops.where(is_padding, 0, grad.at(i))
 
     most, atomic = product(indices.shape).hi, runs_programs(table.device) and ZERO not in grad.shape
     if atomic and (size := (rows * rows * grad.shape[-1]).hi) is not None and size <= SMALL:
@@ -187,12 +180,8 @@ def _few_rows(b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], v
     lookups = product(indices.shape)
     owners = b.temp((rows,), I64)
 
-    def row(i: Index) -> tuple[Expr]:
-        return (checked(indices.at(i), rows),)
-
-    def number(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
-        return (computed(0, rows),), row(i), index(flatten(i, indices.shape))
-
+    row: Callable[[Index], tuple[Expr]] = lambda i: (checked(indices.at(i), rows),)
+    number = lambda i: ((computed(0, rows),), row(i), index(flatten(i, indices.shape)))
     own = b.scatter("min", index(lookups), indices.shape, number, owners)
     sums = b.temp((lookups + 1, over[-1]), F32)
 

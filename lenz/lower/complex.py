@@ -23,7 +23,7 @@ from lenz.ir.dtype import BOOL, C64, C128, F32, F64, DType, dtype_of
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import LOOPS, Ref
 from lenz.ir.tensor import Buffer, Layout, TensorType, contiguous
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value, giving, take_back
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value, giving, take_back
 from lenz.lower.operand import broadcast, element, promote
 from lenz.lower.registry import Entry, Lowering, lowering
 from lenz.machines import runs_programs
@@ -77,11 +77,8 @@ class Complex:
         if self.memory is not None:
             return alias(self.b, "lenz.view_as_real", self.memory, type)
         re, im = self.parts
-
-        def fn(i: Index) -> Expr:
-            return ops.where(ops.eq(index(i[-1]), index(ZERO)), re.at(i[:-1]), im.at(i[:-1]))
-
-        return self.b.map(fn, type)
+        is_real: At = lambda i: ops.eq(index(i[-1]), index(ZERO))
+        return self.b.map(lambda i: ops.where(is_real(i), re.at(i[:-1]), im.at(i[:-1])), type)
 
     @cached_property
     def parts(self) -> Parts:
@@ -126,9 +123,7 @@ def elementwise(fn: Callable[..., Any]) -> Lowering:
         if kwargs or common not in PARTS:
             raise Decline("")
 
-        def at(i: Index) -> Any:
-            return fn(*[operand(x, i, PARTS[common]) for x in xs])
-
+        at: Callable[[Index], Any] = lambda i: fn(*[operand(x, i, PARTS[common]) for x in xs])
         if b.result.dtype not in PARTS:
             return b.map(at)
         part = replace(b.result, dtype=PARTS[common])

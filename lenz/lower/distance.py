@@ -11,7 +11,7 @@ from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ReduceKind
 from lenz.ir.op import op_named
 from lenz.lower.bag import bags_of
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.index import checked, computed
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
@@ -46,9 +46,7 @@ def _norm(
             return ops.where(ops.eq(e, e), e, 0.0)
         return e if p in (1, math.inf) else _power(e, p)
 
-    def finish(total: Expr) -> Expr:
-        return total if p in (0, 1, math.inf) else _power(total, 1 / p)
-
+    finish = lambda total: total if p in (0, 1, math.inf) else _power(total, 1 / p)
     kind: ReduceKind = "max" if p == math.inf else "sum"
     return b.reduce(kind, b.result.shape, (length,), term, finish)
 
@@ -122,10 +120,7 @@ def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
     # ms.
     starts = b.map(lambda i: _pairs_before(index(i[0]), n), b.temp((rows - 1,), I64))
     low = bags_of(b, starts, pairs)
-
-    def second(i: Index) -> Expr:
-        return index(i[0]) - _pairs_before(low.at(i), n) + (low.at(i) + 1)
-
+    second: At = lambda i: index(i[0]) - _pairs_before(low.at(i), n) + (low.at(i) + 1)
     high = b.map(second, b.temp((pairs,), I64))
 
     def gap(i: Index, r: Index) -> Expr:

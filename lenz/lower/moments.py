@@ -24,7 +24,7 @@ from lenz import ops
 from lenz.ir.dtype import F64, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.tensor import TensorType, axes_for
-from lenz.lower.builder import GraphBuilder, Index, Value
+from lenz.lower.builder import At, GraphBuilder, Index, Value
 from lenz.lower.dims import count
 from lenz.machines import capabilities_of
 from lenz.records import dataclass
@@ -86,23 +86,14 @@ def moments(
     chunks = chunks_of(b, s)
     if chunks is not None:
         return _of_chunks(b, chunks, types, finish, name)
-    n = count(s.over, s.dtype)
+    n, part = count(s.over, s.dtype), b.temp(s.rows, s.dtype, s.x)
     first = b.reduce("sum", s.rows, s.over, s.at, lambda a: a / n, types[0], "mean")
-
-    def deviation(i: Index, r: Index) -> Expr:
-        return s.at(i, r) - first.at(i)
-
-    def square(i: Index, r: Index) -> Expr:
-        return ops.square(deviation(i, r))
-
-    part = b.temp(s.rows, s.dtype, s.x)
+    deviation: Callable[[Index, Index], Expr] = lambda i, r: s.at(i, r) - first.at(i)
+    square = lambda i, r: ops.square(deviation(i, r))
     off = b.reduce("sum", s.rows, s.over, deviation, lambda a: a / n, part, "off")
     squares = b.reduce("sum", s.rows, s.over, square, type=part, name="squares")
     mean = b.map(lambda i: first.at(i) + off.at(i), types[0], "mean")
-
-    def rest(i: Index) -> Expr:
-        return finish(ops.maximum(squares.at(i) - ops.square(off.at(i)) * n, 0))
-
+    rest = lambda i: finish(ops.maximum(squares.at(i) - ops.square(off.at(i)) * n, 0))
     return mean, b.map(rest, types[1], name)
 
 
@@ -116,20 +107,16 @@ def _of_chunks(
     s, n = c.sets, count(c.sets.over, F64)
     part = b.temp(c.places, s.dtype, s.x)
 
-    def element(p: Index, r: Index) -> Expr:
-        return c.element(p, r, lambda e: e)
+    def of_chunks(name: str, fn: Callable[[Index, Expr], Expr]) -> Value:
+        """The sum of fn(chunk, element) over the elements of each chunk."""
+        at = lambda p, r: c.element(p, r, lambda e: fn(p, e))
+        return b.reduce("sum", c.places, c.inner, at, type=part, name=name)
 
-    def deviation(p: Index, r: Index) -> Expr:
-        return c.element(p, r, lambda e: e - centre(p))
-
-    def square(p: Index, r: Index) -> Expr:
-        return c.element(p, r, lambda e: ops.square(e - centre(p)))
-
-    def centre(p: Index) -> Expr:
-        return sums.at(p) / c.number(p)
-
-    def shift(p: Index) -> Expr:
-        return off.at(p) / c.number(p)
+    sums = of_chunks("chunk_sum", lambda p, e: e)
+    centre: At = lambda p: sums.at(p) / c.number(p)
+    off = of_chunks("chunk_off", lambda p, e: e - centre(p))
+    shift: At = lambda p: off.at(p) / c.number(p)
+    squares = of_chunks("chunk_squares", lambda p, e: ops.square(e - centre(p)))
 
     def wide(i: Index, at: Index) -> Expr:
         p = c.place(i, at)
@@ -142,13 +129,8 @@ def _of_chunks(
         away = centre(p) - mean.at(i) + shift(p)
         return own + ops.square(away) * c.number(p)
 
-    def rest(a: Expr) -> Expr:
-        return finish(ops.maximum(a, 0))
-
-    sums = b.reduce("sum", c.places, c.inner, element, type=part, name="chunk_sum")
-    off = b.reduce("sum", c.places, c.inner, deviation, type=part, name="chunk_off")
-    squares = b.reduce("sum", c.places, c.inner, square, type=part, name="chunk_squares")
     mean = b.reduce("sum", s.rows, c.parts, wide, lambda a: a / n, types[0], "mean")
+    rest = lambda a: finish(ops.maximum(a, 0))
     return mean, b.reduce("sum", s.rows, c.parts, spread, rest, types[1], name)
 
 
@@ -304,14 +286,12 @@ def _memory(b: GraphBuilder, s: Sets) -> _Memory | None:
     extent: dict[Dim, int] = {}
     for is_row, axes in ((True, rows), (False, over)):
         for d, a in enumerate(axes):
-            parts = affine_in(flat, a.var)
             if a.extent is ONE:
                 continue
-            if parts is None or not isinstance(a.extent, Int):
+            step, _ = affine_in(flat, a.var) or (ZERO, flat)
+            if not isinstance(step, Int) or step.value <= 0 or not isinstance(a.extent, Int):
                 return None
-            if not isinstance(parts[0], Int) or parts[0].value <= 0:
-                return None
-            stride[is_row, d], extent[is_row, d] = parts[0].value, a.extent.value
+            stride[is_row, d], extent[is_row, d] = step.value, a.extent.value
     return _Memory(tuple(sorted(stride, key=lambda k: stride[k])), stride, extent)
 
 

@@ -54,11 +54,7 @@ def nll_loss_forward(
     if reduction == NONE and x.rank > 1:
         return b.map(loss), b.map(lambda i: const(0, weight_type.dtype), weight_type, "weight")
     s = cut(target.shape, None)
-
-    def counted(i: Index) -> Expr:
-        return ops.where(kept(i), weight_at(i), 0)
-
-    total = sum_rows(b, s, counted, acc, "weight")
+    total = sum_rows(b, s, lambda i: ops.where(kept(i), weight_at(i), 0), acc, "weight")
     if reduction == MEAN:
         loss_sum = sum_rows(b, s, loss, acc, "loss_sum")
         out = b.map(lambda i: loss_sum.at(()) / total.at(()))

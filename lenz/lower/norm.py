@@ -119,10 +119,7 @@ def native_layer_norm(
 
     # Eager adds 0.0 for a missing bias, which changes -0.0; its vectors of 4 on GPUs do not.
     whole = x.device != "cpu" and prove_divides(4, product(s.over)) and x.dtype is not F64
-
-    def shifted(e: Expr, i: Index) -> Expr:
-        return scaled(e, weight, bias, i[lead:], or_zero=not whole)
-
+    shifted = lambda e, i: scaled(e, weight, bias, i[lead:], or_zero=not whole)
     return _normalised(b, sets, eps, lambda v: lambda i: v.at(s.pad(s.row(i))), shifted)
 
 
@@ -140,18 +137,12 @@ def _normalised(
     """
     n = count(s.over, s.dtype)
     types = replace(b.kind(1), dtype=s.dtype), replace(b.kind(2), dtype=s.dtype)
-
-    def rstd(squares: Expr) -> Expr:
-        return ops.rsqrt(squares / ops.cast(n, squares.dtype) + eps)
-
+    rstd = lambda squares: ops.rsqrt(squares / ops.cast(n, squares.dtype) + eps)
     of = _channel_moments if by_channel else moments
     mean, factor = of(b, s, types, rstd, "rstd")
     mean_at, factor_at = per(mean), per(factor)
-
-    def out(i: Index) -> Expr:
-        return shifted((s.x.compute(i) - mean_at(i)) * factor_at(i), i)
-
-    y, save_mean = b.map(out), rounded(b, mean, b.kind(1), "mean")
+    y = b.map(lambda i: shifted((s.x.compute(i) - mean_at(i)) * factor_at(i), i))
+    save_mean = rounded(b, mean, b.kind(1), "mean")
     return y, save_mean, rounded(b, factor, b.kind(2), "rstd")
 
 
@@ -171,10 +162,7 @@ def native_group_norm(
     if ZERO in x.shape[1:]:
         raise Decline("the norm of an empty tensor")
     s = group_of(x.shape, C, group)
-
-    def shifted(e: Expr, i: Index) -> Expr:
-        return scaled(e, weight, bias, (i[1],))
-
+    shifted = lambda e, i: scaled(e, weight, bias, (i[1],))
     sets, per = Sets(x, s.rows, s.over, s.join), lambda v: s.per_channel(b, x, v)
     by_channel = s.is_beside(b, x) and sets.dtype is not F64
     return _normalised(b, sets, eps, per, shifted, by_channel)
@@ -388,14 +376,9 @@ def fused_rms_norm(
     acc = compute_dtype(x.dtype)
     n = count(s.over, acc)
     small = const(torch.finfo(acc.torch).eps if eps is None else eps, acc)
-
-    def factor(squares: Expr) -> Expr:
-        return ops.rsqrt(squares / n + small)
-
+    factor = lambda squares: ops.rsqrt(squares / n + small)
     made = replace(b.kind(1), dtype=acc)
     rstd = reduce_over(b, "sum", s, True, lambda i: ops.square(x.compute(i)), factor, made, "rstd")
-
-    def out(i: Index) -> Expr:
-        return scaled(x.compute(i) * rstd.at(s.pad(s.row(i))), weight, None, i[lead:])
-
-    return b.map(out), rounded(b, rstd, b.kind(1), "rstd")
+    normal: At = lambda i: x.compute(i) * rstd.at(s.pad(s.row(i)))
+    y = b.map(lambda i: scaled(normal(i), weight, None, i[lead:]))
+    return y, rounded(b, rstd, b.kind(1), "rstd")

@@ -25,9 +25,7 @@ from lenz.sym import Sym
 
 def _normalised(x: Value, mean: At | None, rstd: At, acc: DType) -> tuple[At, At]:
     """(x - mean) * rstd as a function of the element, and rstd, in the type of the gradients."""
-
-    def factor(i: Index) -> Expr:
-        return ops.cast(rstd(i), acc)
+    factor: At = lambda i: ops.cast(rstd(i), acc)
 
     def xhat(i: Index) -> Expr:
         e = x.compute(i)
@@ -65,12 +63,9 @@ def _rows_backward(
     acc = compute_dtype(x.dtype)
 
     dy = reader(grad, acc)
-
+    h: At = lambda i: scaled(dy(i), weight, None, i[lead:])
     of_row: Callable[[Value], At] = lambda v: lambda i: v.at(s.pad(s.row(i)))
     xhat, factor = _normalised(x, None if mean is None else of_row(mean), of_row(rstd), acc)
-
-    def h(i: Index) -> Expr:
-        return scaled(dy(i), weight, None, i[lead:])
 
     dx = dweight = dbias = None
     if mask[0]:

@@ -18,7 +18,7 @@ from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import UpdateMode
 from lenz.ir.tensor import Layout
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.index import checked, computed
 from lenz.lower.registry import lowering
 from lenz.lower.windows import UNKNOWN, WRITTEN_OUT, Adaptive, Offsets, Windows, adaptive, windows
@@ -105,10 +105,7 @@ def avg_pool_gradient(
     if not grad.dtype.is_float:
         raise Decline("average pooling of integers")
     lead = grad.rank - w.rank
-
-    def share(i: Index, at: Index) -> Expr:
-        return averaged(grad.compute(at), counted(w, at[lead:], include_pad, override))
-
+    share = lambda i, at: averaged(grad.compute(at), counted(w, at[lead:], include_pad, override))
     return _gathered(b, w, lead, share)
 
 
@@ -141,13 +138,10 @@ def _along(b: GraphBuilder, dy: Value, w: Adaptive, d: int, dim: int) -> Value:
         start, end = w.ends(o, d)
         return averaged(dy.compute((*i[:dim], o, *i[dim + 1 :])), index(end - start))
 
-    def at(i: Index) -> Expr:
-        return _total((exists, share(i, o)) for o, exists in w.holders_along(d, i[dim]))
-
-    if not d:
-        return b.map(at)
     layout = b.result.layout.packed((*dy.shape[:dim], w.sizes[d], *dy.shape[dim + 1 :]))
-    return b.map(at, replace(b.temp((), compute_dtype(dy.dtype)), layout=layout))
+    wide = replace(b.temp((), compute_dtype(dy.dtype)), layout=layout) if d else b.result
+    at: At = lambda i: _total((e, share(i, o)) for o, e in w.holders_along(d, i[dim]))
+    return b.map(at, wide)
 
 
 def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value]:
@@ -186,9 +180,9 @@ def _greatest(taps: Sequence[tuple[Expr, Expr]], best: Expr, where: Expr) -> Exp
 def _enter_max(packet: str, rank: int) -> None:
     """Register max_poolNd_with_indices and its gradient."""
 
-    @lowering(packet)
-    def forward(b: GraphBuilder, x: Value, *window: Any) -> tuple[Value, Value]:
-        return max_pool(b, x, windows(x.shape[-rank:], b.result.shape[-rank:], *window))
+    lowering(packet)(
+        lambda b, x, *how: max_pool(b, x, windows(x.shape[-rank:], b.result.shape[-rank:], *how))
+    )
 
     @lowering(f"{packet}_backward")
     def backward(b: GraphBuilder, grad: Value, x: Value, *as_forward: Any) -> Value:

@@ -72,10 +72,7 @@ lowering("dot", "vdot", "mv")(lambda b, x, y: _rows_times(b, x, y, b.result))
 
 def _rows_times(b: GraphBuilder, x: Value, y: Value, type: TensorType) -> Value:
     to = b.result.dtype
-
-    def term(i: Index, r: Index) -> Expr:
-        return converted(x, (*i, *r), to) * converted(y, r, to)
-
+    term = lambda i, r: converted(x, (*i, *r), to) * converted(y, r, to)
     return b.reduce("sum", type.shape, y.shape, term, type=type)
 
 
@@ -123,20 +120,18 @@ def _enter_extremum(kind: ReduceKind, place: ReduceKind) -> None:
         at = (lambda i: ops.cast(x.at(i), U8)) if x.dtype is BOOL else x.compute
         return reduce_over(b, place, s, keep, at, type=to)
 
-    @lowering(f"a{kind}")
-    def over(b: GraphBuilder, x: Value, dim: Dim = (), keepdim: bool = False) -> Value:
-        return best(b, x, full_rows(x, dim), keepdim, None)
-
-    lowering(f"{kind}.default")(lambda b, x: best(b, x, full_rows(x, None), False, None))
+    lowering(f"a{kind}", f"{kind}.default")(
+        lambda b, x, dim=(), keepdim=False: best(b, x, full_rows(x, dim), keepdim, None)
+    )
 
     @lowering(f"{kind}.dim")
     def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         s = full_rows(x, dim)
         return best(b, x, s, keepdim, b.results[0]), first(b, x, s, keepdim, b.results[1])
 
-    @lowering(place)
-    def where(b: GraphBuilder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-        return first(b, x, full_rows(x, dim), keepdim, None)
+    lowering(place)(
+        lambda b, x, dim=None, keepdim=False: first(b, x, full_rows(x, dim), keepdim, None)
+    )
 
 
 _enter_extremum("max", "argmax")

@@ -54,11 +54,8 @@ def _extremum(b: GraphBuilder, kind: ScanKind, x: Value, dim: int) -> tuple[Valu
     if x.rank == 0 or x.shape[d] is ONE:
         return b.map(x.at, values), b.map(lambda i: const(0, I64), positions)
 
-    def at(i: Index) -> Expr:
-        return ops.cast(x.at(i), U8) if x.dtype is BOOL else x.compute(i)
-
+    at = (lambda i: ops.cast(x.at(i), U8)) if x.dtype is BOOL else x.compute
     best = b.scan(kind, d, at, values)
-
     most = x.shape[d].hi
     to = I32 if most is not None and most < 2**31 else I64
 

@@ -53,9 +53,7 @@ def update(b: GraphBuilder, mode: UpdateMode, x: Value, w: Writes, once: bool = 
     if not half and not (x.dtype.is_float and mode in ("max", "min")):
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
 
-    def ready(e: Expr) -> Expr:
-        return _wins(mode, ops.cast(e, F32 if half else x.dtype))
-
+    ready: Callable[[Expr], Expr] = lambda e: _wins(mode, ops.cast(e, F32 if half else x.dtype))
     wide = b.temp(x.shape, F32 if half else x.dtype)
     found = b.map(lambda i: ready(x.at(i)), wide)
     found = b.scatter(
@@ -259,9 +257,7 @@ def put(b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool
     def place(i: Index) -> Place:
         return unflatten(computed(0, count), x.shape), (checked(index.at(i), count, wraps=True),)
 
-    def value(i: Index) -> Expr:
-        return source.at(unflatten(flatten(i, index.shape), source.shape))
-
+    value: At = lambda i: source.at(unflatten(flatten(i, index.shape), source.shape))
     made = in_scalar(x, index, value, wraps=True)
     return update(b, "add" if accumulate else "set", x, (index.shape, place, made))
 
@@ -273,9 +269,7 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
         raise Decline("no elements")
     shape, total = b.result.shape, product(source.shape)
 
-    def holds(i: Index) -> Expr:
-        return mask.at(broadcast(mask, i))
-
+    holds: At = lambda i: mask.at(broadcast(mask, i))
     # For each element in row-major order, the number of true ones up to it.
     row = b.temp((product(shape),), I64)
     number = b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)

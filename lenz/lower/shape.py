@@ -9,7 +9,7 @@ from typing import Any
 from lenz import ops
 from lenz.ir.dtype import BOOL, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import exact, number
 from lenz.lower.registry import lowering
@@ -280,10 +280,8 @@ def _enter_triangle(name: str, kept: Callable[[Expr, Expr], Expr]) -> None:
 
     @lowering(name)
     def triangle(b: GraphBuilder, x: Value, diagonal: Size = 0) -> Value:
-        def at(i: Index) -> Expr:
-            return ops.where(kept(index(i[-2] + diagonal), index(i[-1])), x.at(i), 0)
-
-        return b.map(at)
+        holds: At = lambda i: kept(index(i[-2] + diagonal), index(i[-1]))
+        return b.map(lambda i: ops.where(holds(i), x.at(i), 0))
 
 
 _enter_triangle("triu", ops.le)

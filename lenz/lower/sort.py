@@ -27,7 +27,7 @@ from lenz.lower.dims import cut, reduce_over, wrapped
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
-from lenz.sym import ONE, ZERO, Int, Sym, maximum, product, unflatten
+from lenz.sym import ONE, ZERO, Sym, maximum, product, unflatten
 
 # Most keys that a GPU program sorts in registers, and keys in 128 KiB of a CPU's stack.
 LONGEST, LONGEST_CPU = 4096, 16384
@@ -183,10 +183,7 @@ def _of_rows(
     values, places = b.results
     d = wrapped(dim, x.rank)
     if x.rank == 0 or x.shape[d] is ONE:
-
-        def only(i: Index) -> Expr:
-            return x.at(i if len(i) == x.rank else (*i[:d], Int(0), *i[d:]))
-
+        only: At = lambda i: x.at(i if len(i) == x.rank else (*i[:d], ZERO, *i[d:]))
         return b.map(only, values), b.map(lambda i: const(0, I64), places)
     named = named or b.read is None or 1 in b.read
     keys = keys_for(x.dtype, x.shape[d], falls, x.device, named=named)
@@ -285,10 +282,7 @@ def _middle(
     if not keys.dtype.is_float:
         return _at(b, sorted, d, keepdim, lambda _: index((size - 1) // 2, I64))
     s = cut(sorted.shape, d)
-
-    def is_nan(i: Index) -> Expr:
-        return ops.cast(keys.is_nan(sorted.at(i)), I64)
-
+    is_nan: At = lambda i: ops.cast(keys.is_nan(sorted.at(i)), I64)
     nans = reduce_over(b, "sum", s, True, is_nan, None, b.temp(s.padded, I64))
 
     def place(i: Index) -> Expr:
@@ -309,21 +303,16 @@ def _enter_median(name: str, skip_nan: bool) -> None:
 
     @lowering(f"{name}.dim")
     def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> Pair:
-        def find(d: int, keys: Keys) -> Value:
-            return _middle(b, _ordered(b, x, d, keys), d, keepdim, keys, skip_nan)
-
+        find = lambda d, keys: _middle(b, _ordered(b, x, d, keys), d, keepdim, keys, skip_nan)
         return _of_rows(b, x, dim, False, find)
 
     @lowering(f"{name}.default")
     def full(b: GraphBuilder, x: Value) -> Value:
         size = product(x.shape)
         if size is ONE:
-            return b.map(lambda i: x.at((Int(0),) * x.rank))
+            return b.map(lambda i: x.at((ZERO,) * x.rank))
         keys = keys_for(x.dtype, size, False, x.device)
-
-        def key(i: Index) -> Expr:
-            return keys.of(x.at(unflatten(i[0], x.shape)), i[0])
-
+        key: At = lambda i: keys.of(x.at(unflatten(i[0], x.shape)), i[0])
         sorted = b.sort(0, size, key, b.temp((size,), keys.type))
         found = _middle(b, sorted, 0, False, keys, skip_nan)
         return b.map(lambda i: keys.element(found.at(i)))

@@ -300,10 +300,7 @@ def _is_whole(b: GraphBuilder, x: Value) -> bool:
 def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
     """x split along a dimension; the unsafe forms return views too, as in eager."""
     d = wrapped(dim, x.rank)
-
-    def part(first: Sym, type: TensorType) -> Value:
-        return b.view(x, lambda i: (*i[:d], first + i[d], *i[d + 1 :]), type)
-
+    part = lambda first, type: b.view(x, lambda i: (*i[:d], first + i[d], *i[d + 1 :]), type)
     types = [t for t in b.results if t is not None]
     starts = accumulate((t.shape[d] for t in types), initial=ZERO)
     return tuple(map(part, starts, types))
@@ -313,11 +310,8 @@ def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value
 def unbind(b: GraphBuilder, x: Value, dim: int = 0) -> tuple[Value, ...]:
     """All slices along a dimension, without it."""
     d = wrapped(dim, x.rank)
-
-    def one(k: int, type: TensorType | None) -> Value:
-        return b.view(x, lambda i: (*i[:d], sym(k), *i[d:]), type)
-
-    return tuple(one(k, type) for k, type in enumerate(b.results))
+    one = lambda k, type: b.view(x, lambda i: (*i[:d], sym(k), *i[d:]), type)
+    return tuple(map(one, range(len(b.results)), b.results))
 
 
 def reversed_scan(b: GraphBuilder, x: Value, turned: Sequence[int]) -> Value | None:
