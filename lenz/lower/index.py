@@ -119,10 +119,8 @@ def gather(b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool 
     if ZERO in index.shape:
         return b.map(lambda i: const(0, x.dtype))
     _check_reads(x, index)
-    if x.rank == 0:
-        return b.map(in_scalar(x, index, lambda i: x.at(()), fault="assert_in_bounds"))
     place = placed(x, wrapped(dim, x.rank), index, lambda i: i, fault="assert_in_bounds")
-    return b.map(lambda i: x.at(*place(i)))
+    return b.map(in_scalar(x, index, lambda i: x.at(*place(i)), fault="assert_in_bounds"))
 
 
 @lowering("index_select", any_dtype=True)
@@ -132,10 +130,8 @@ def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
     d = wrapped(dim, x.rank)
     # Eager has a special kernel for the second dimension, which raises another error.
     fault = "assert_in_bounds" if d == 1 else "assert_in_range"
-    if not x.rank:
-        return b.map(in_scalar(x, index, lambda i: x.at(())))
     place = placed(x, d, index, lambda i: (i[d],), fault=fault)
-    return b.map(lambda i: x.at(*place(i)))
+    return b.map(in_scalar(x, index, lambda i: x.at(*place(i)), fault=fault))
 
 
 @lowering("embedding", any_dtype=True)

@@ -55,6 +55,12 @@ def averaged(e: Expr, by: Expr | int) -> Expr:
     return e / (const(by, e.dtype) if isinstance(by, int) else ops.cast(by, e.dtype))
 
 
+def _taps(x: Value, w: Windows, other: Expr) -> Callable[[Index, Offsets], Expr]:
+    """The element at a place in the window of an element of the result, `other` outside of x."""
+    lead = x.rank - w.rank
+    return lambda i, a: w.read(lambda at: x.compute((*i[:lead], *at)), i[lead:], a, other)
+
+
 def avg_pool(
     b: GraphBuilder, x: Value, w: Windows, include_pad: bool, override: int | None
 ) -> Value:
@@ -63,11 +69,7 @@ def avg_pool(
         raise Decline("average pooling of integers")
     if override == 0:
         raise Decline("eager rejects a divisor of zero")
-    lead = x.rank - w.rank
-
-    def tap(i: Index, a: Offsets) -> Expr:
-        return w.read(lambda at: x.compute((*i[:lead], *at)), i[lead:], a, 0.0)
-
+    tap, lead = _taps(x, w, const(0.0, compute_dtype(x.dtype))), x.rank - w.rank
     overlaps = runs_programs(x.device) and w.covering(0) > 1
     if w.area <= (MOST_TAPS if overlaps else WRITTEN_OUT):
 
@@ -149,13 +151,8 @@ def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value]:
     if w.area > MOST_TAPS:
         size = "many" if w.area == UNKNOWN else w.area
         raise Decline(f"a window of {size} elements, whose positions eager finds faster")
-    lead = x.rank - w.rank
-    lowest = ops.neutral("max", compute_dtype(x.dtype))
-    other = ops.value_of(lowest)
-    assert other is not None
-
-    def tap(i: Index, a: Offsets) -> Expr:
-        return w.read(lambda at: x.compute((*i[:lead], *at)), i[lead:], a, other)
+    lead, lowest = x.rank - w.rank, ops.neutral("max", compute_dtype(x.dtype))
+    tap = _taps(x, w, lowest)
 
     def place(i: Index) -> Expr:
         o = i[lead:]

@@ -132,12 +132,6 @@ def normal(
 lowering("normal_functional")(lambda b, x, mean=0.0, *args, **kw: normal(b, mean, *args, **kw))
 
 
-def _exponential(s: Drawn, t: DType) -> Expr:
-    u = ops.uniform(*s, t)
-    # For u = 0 the result is that of the middle of the step up to the next u.
-    return ops.maximum(-ops.log1p(-u), const(2.0**-54 if t is F64 else 2.0**-24, t))
-
-
 def _enter_draw(
     name: str, *defaults: float, fits: Callable[..., bool], of: Callable[..., Expr]
 ) -> None:
@@ -156,9 +150,12 @@ def uniform(s: Drawn, t: DType, low: float, high: float) -> Expr:
     return unit(s, t) * (high - low) + low
 
 
-def exponential(s: Drawn, t: DType, lambd: float) -> Expr:
+def exponential(s: Drawn, t: DType, lambd: float = 1.0) -> Expr:
     """-log(u) / lambd for u in (0, 1); never 0, since samplers divide by it."""
-    return _exponential(s, compute_dtype(t)) * (1.0 / lambd)
+    wide = compute_dtype(t)
+    # For u = 0 the result is that of the middle of the step up to the next u.
+    least = const(2.0**-54 if wide is F64 else 2.0**-24, wide)
+    return ops.maximum(-ops.log1p(-ops.uniform(*s, wide)), least) * (1.0 / lambd)
 
 
 def cauchy(s: Drawn, t: DType, median: float, sigma: float) -> Expr:
@@ -254,7 +251,7 @@ def multinomial(
 
     def key(i: Index) -> Expr:
         chance = parameter(p.compute(i), p.device, FINITE)
-        return keys.of(chance / _exponential(source(i), t), i[d])
+        return keys.of(chance / exponential(source(i), t), i[d])
 
     found = first_keys(b, p.shape, d, count, key, keys.type)
 

@@ -36,7 +36,7 @@ def im2col(b: GraphBuilder, x: Value, *window: Sequence[int]) -> Value:
 
     def tap(i: Index) -> Expr:
         at, a, o = i[: len(lead)], i[len(lead) : len(lead) + 2], i[len(lead) + 2 :]
-        return w.read(lambda place: x.at((*at, *place)), o, a, 0.0)
+        return w.read(lambda place: x.at((*at, *place)), o, a, const(0, x.dtype))
 
     shape = (*lead, *(Int(k) for k in w.kernel), *w.outs)
     return b.view(b.map(tap, b.temp(shape, x.dtype)), regroup(b.result.shape, shape))

@@ -65,10 +65,10 @@ class Windows:
                 conditions.append(index(at) < index(self.sizes[d]))
         return reduce(ops.and_, conditions) if conditions else None
 
-    def read(self, at: At, o: Index, a: Offsets, other: float) -> Expr:
+    def read(self, at: At, o: Index, a: Offsets, other: Expr) -> Expr:
         """The input at place `a` of window `o`, `other` outside."""
         value, inside = at(self.place(o, a)), self.inside(o, a)
-        return value if inside is None else masked(inside, value, const(other, value.dtype))
+        return value if inside is None else masked(inside, value, other)
 
     def covering(self, d: int) -> int:
         """The largest number of windows that contain an input position, along a dimension."""
