@@ -12,7 +12,7 @@ from lenz import ops
 from lenz.ir.dtype import BOOL, F16, F32, I32, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import Decline, Fn, GraphBuilder, Index, Value
 from lenz.lower.operand import Operand, divisor, element, elementwise, exact, keeps, stepped
 from lenz.lower.registry import lowering
 from lenz.ops.division import floor_in_steps
@@ -135,7 +135,7 @@ def power(b: GraphBuilder, x: Operand, y: Operand) -> Value:
     return b.map(lambda i: ops.apply(op_named("pow"), element(x, i, t), element(y, i, t)))
 
 
-def _short_power(y: bool | int | float, t: DType) -> Callable[[Expr], Expr] | None:
+def _short_power(y: bool | int | float, t: DType) -> Fn | None:
     """The power for an exponent with a special case in eager."""
     if y == 0:
         return lambda e: const(1, e.dtype)
@@ -222,7 +222,7 @@ def heaviside(e: Expr, at_zero: Expr) -> Expr:
     return ops.where(ops.eq(e, zero), at_zero, ops.where(e > zero, one, zero))
 
 
-def _xlog(b: GraphBuilder, x: Operand, y: Operand, log: Callable[[Expr], Expr]) -> Value:
+def _xlog(b: GraphBuilder, x: Operand, y: Operand, log: Fn) -> Value:
     t = b.result.dtype
 
     def fn(i: Index) -> Expr:

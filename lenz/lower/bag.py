@@ -13,7 +13,7 @@ from lenz.ir.dtype import F32, I64, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import Pointwise
 from lenz.ir.op import INDEX
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value, maker
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Term, Update, Value, maker
 from lenz.lower.index import checked, computed, is_position
 from lenz.lower.registry import lowering
 from lenz.lower.scatter import check_places, update
@@ -42,7 +42,7 @@ def bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
     # An offset past the last index (an empty bag) goes to a position without an index.
     row = b.temp((count + 1,), I64)
 
-    def mark(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+    def mark(i: Index) -> Update:
         at = checked(offsets.at(i), count + 1, fault="assert_in_bounds")
         return (computed(0, count + 1),), (at,), const(1, I64)
 
@@ -103,13 +103,7 @@ def embedding_bag(
     return (out, *_side_results(b, size, sizes, best))
 
 
-def _bags(
-    b: GraphBuilder,
-    mode: int,
-    size: Sym,
-    term: Callable[[Index, Index], Expr],
-    counts: Value | None,
-) -> Value:
+def _bags(b: GraphBuilder, mode: int, size: Sym, term: Term, counts: Value | None) -> Value:
     """The reduced bags; `counts` is the number of rows that count in each bag, if not all do."""
     shape = b.result.shape
     if mode != MEAN:
@@ -185,7 +179,7 @@ def _few_rows(b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], v
     own = b.scatter("min", index(lookups), indices.shape, number, owners)
     sums = b.temp((lookups + 1, over[-1]), F32)
 
-    def place(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+    def place(i: Index) -> Update:
         at = own.at((computed(0, rows),), row(i[:-1]))
         return (computed(0, lookups + 1), i[-1]), (at,), ops.cast(value(i), F32)
 

@@ -22,6 +22,10 @@ from lenz.sym import ONE, ZERO, Sym, substitute
 
 Index = tuple[Sym, ...]
 At = Callable[[Index], Expr]
+Move = Callable[[Index], Index]
+Fn = Callable[[Expr], Expr]
+Term = Callable[[Index, Index], Expr]  # an element of a reduction: its place, and that in the row
+Update = tuple[Index, tuple[Expr, ...], Expr]  # of a scatter: the place, its operands, the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +147,8 @@ class GraphBuilder:
         kind: ir.ReduceKind,
         shape: Sequence[Sym],
         over: Sequence[Sym],
-        fn: Callable[[Index, Index], Expr],
-        finish: Callable[[Expr], Expr] | None = None,
+        fn: Term,
+        finish: Fn | None = None,
         type: TensorType | None = None,
         name: str | None = None,
     ) -> Value:
@@ -194,7 +198,7 @@ class GraphBuilder:
         mode: ir.UpdateMode,
         base: Value | Expr,
         over: Sequence[Sym],
-        fn: Callable[[Index], tuple[Index, tuple[Expr, ...], Expr]],
+        fn: Callable[[Index], Update],
         type: TensorType | None = None,
         name: str | None = None,
     ) -> Value:
@@ -212,11 +216,7 @@ class GraphBuilder:
         return _added(self, ir.Scatter(_out(self, type, name), start.name, *parts))
 
     def view(
-        self,
-        x: Value,
-        fn: Callable[[Index], Index],
-        type: TensorType | None = None,
-        detached: bool = False,
+        self, x: Value, fn: Move, type: TensorType | None = None, detached: bool = False
     ) -> Value:
         """out[index] = x[fn(index)]: a view if strides can express it, else a copy."""
         type = self.result if type is None else type
@@ -237,7 +237,7 @@ class GraphBuilder:
         args: tuple[ir.Atom, ...],
         kwargs: tuple[tuple[str, ir.Atom], ...] = (),
         *,
-        outs: tuple[TensorType | Sym | None, ...] | None = None,
+        outs: tuple[TensorType | Sym | None, ...],
         reason: str = "library",
         **facts: Any,
     ) -> tuple[Value | Sym | None, ...]:
@@ -245,10 +245,7 @@ class GraphBuilder:
 
         `facts` are the other fields of an `Extern`.
         """
-        declared: tuple[TensorType | Sym | None, ...] = self.results if outs is None else outs
-        made = tuple(
-            self.define(self._hint, t) if isinstance(t, TensorType) else t for t in declared
-        )
+        made = tuple(self.define(self._hint, t) if isinstance(t, TensorType) else t for t in outs)
         facts |= {"reason": reason, "origin": self._origin}
         self.nodes.append(ir.Extern(made, op, args, kwargs, **facts))
         return tuple(Value(o) if isinstance(o, Buffer) else o for o in made)
@@ -282,6 +279,16 @@ def _added(b: GraphBuilder, node: ir.Loop | ir.View) -> Value:
     """Append a node; returns its result."""
     b.nodes.append(node)
     return Value(node.out)
+
+
+def alias(
+    b: GraphBuilder, op: str, x: Value, type: TensorType, *args: ir.Atom, **facts: Any
+) -> Value:
+    """A call of `op` with `x` and other arguments, whose result aliases `x`."""
+    given, aliases = (ir.Ref(x.name), *args), ((0, x.name),)
+    (made,) = b.extern(op, given, outs=(type,), aliases=aliases, **facts)
+    assert isinstance(made, Value)
+    return made
 
 
 def round_to(e: Expr, dtype: DType) -> Expr:

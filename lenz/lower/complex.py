@@ -21,11 +21,11 @@ from torch.fx import Node
 from lenz import ops
 from lenz.ir.dtype import BOOL, C64, C128, F32, F64, DType, dtype_of
 from lenz.ir.expr import Expr, const, index
-from lenz.ir.graph import LOOPS, Ref
+from lenz.ir.graph import LOOPS
 from lenz.ir.tensor import Buffer, Layout, TensorType, contiguous
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value, giving, take_back
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value, alias, giving, take_back
 from lenz.lower.operand import broadcast, element, promote
-from lenz.lower.registry import Entry, Lowering, lowering
+from lenz.lower.registry import Entry, F, Lowering, lowering
 from lenz.machines import runs_programs
 from lenz.sym import ONE, ZERO, Int, Sym
 from lenz.traits import has
@@ -91,13 +91,6 @@ def interleaved(old: Layout) -> Layout:
     return Layout((*old.shape, Int(2)), (*(s * 2 for s in old.stride), ONE))
 
 
-def alias(b: GraphBuilder, op: str, x: Value, type: TensorType) -> Value:
-    """A call whose result aliases `x`."""
-    (made,) = b.extern(op, (Ref(x.name),), outs=(type,), aliases=((0, x.name),))
-    assert isinstance(made, Value)
-    return made
-
-
 def halves(b: GraphBuilder, pair: Value, type: TensorType) -> Parts:
     """Views of both elements of a last dimension of 2; `type` is the complex tensor's."""
     part = replace(type, dtype=pair.dtype)
@@ -136,10 +129,10 @@ def elementwise(fn: Callable[..., Any]) -> Lowering:
 _RULES: dict[str, Lowering] = {}
 
 
-def rule(*names: str) -> Callable[[Lowering], Lowering]:
+def rule(*names: str) -> Callable[[F], F]:
     """Register fn(builder, *args, **kwargs) for packets with complex operands or results."""
 
-    def enter(fn: Lowering) -> Lowering:
+    def enter(fn: F) -> F:
         _RULES.update(dict.fromkeys(names, fn))
         return fn
 

@@ -12,7 +12,7 @@ from lenz import ops
 from lenz.ir.expr import Expr, const
 from lenz.ir.tensor import contiguous
 from lenz.lower.arithmetic import short_powers
-from lenz.lower.builder import Decline, GraphBuilder, Value, giving
+from lenz.lower.builder import Decline, Fn, GraphBuilder, Value, giving
 from lenz.lower.complex import PARTS, Complex, Pair, elementwise, interleaved, rule, view_as_complex
 from lenz.lower.dims import count, cut
 from lenz.lower.operand import element
@@ -90,7 +90,7 @@ def power(x: Pair, y: Pair) -> Pair:
     return _choose(nothing, (of_zero, zero), exp(mul(y, log(x))))
 
 
-def _hyperbolic(z: Pair, even: Callable[[Expr], Expr], odd: Callable[[Expr], Expr]) -> Pair:
+def _hyperbolic(z: Pair, even: Fn, odd: Fn) -> Pair:
     """even(a) cos b + i odd(a) sin b; a real number stays real."""
     (a, b) = z
     return even(a) * ops.cos(b), ops.where(ops.eq(b, 0.0), b, odd(a) * ops.sin(b))
@@ -192,9 +192,7 @@ def sum_(b: GraphBuilder, z: Any, dim: Dim = None, keepdim: bool = False, **_: A
     return _total(b, both, dim, keepdim, None)
 
 
-def _total(
-    b: GraphBuilder, z: Complex, dim: Dim, keepdim: bool, finish: Callable[[Expr], Expr] | None
-) -> Complex:
+def _total(b: GraphBuilder, z: Complex, dim: Dim, keepdim: bool, finish: Fn | None) -> Complex:
     """Sums of both parts, as the columns of one sum if these are contiguous in memory.
 
     10^6 numbers take 0.06 ms so, and 0.22 as two sums of every other element.
@@ -205,8 +203,7 @@ def _total(
     if over and not rows and z.memory is not None:
         add = partial(accumulate, b, "sum", z.pair, over, keepdim, finish)
         made: Value = giving(b, (replace(type, layout=interleaved(type.layout)),), add)
-        found: Complex = view_as_complex(b, made)
-        return found
+        return view_as_complex(b, made)
     sums = [
         giving(b, (type,), partial(accumulate, b, "sum", x, dim, keepdim, finish)) for x in z.parts
     ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from lenz import ops
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
-from lenz.lower.builder import At, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Fn, GraphBuilder, Index, Value
 from lenz.records import dataclass
 from lenz.sym import ONE, ZERO, Int, Sym, product
 
@@ -96,7 +96,7 @@ def reduce_over(
     s: Split,
     keepdim: bool,
     fn: At,
-    finish: Callable[[Expr], Expr] | None = None,
+    finish: Fn | None = None,
     type: TensorType | None = None,
     name: str | None = None,
 ) -> Value:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from lenz import ops
 from lenz.ir.dtype import I64
@@ -11,7 +10,7 @@ from lenz.ir.expr import Expr, const, index
 from lenz.ir.graph import ReduceKind
 from lenz.ir.op import op_named
 from lenz.lower.bag import bags_of
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Term, Value
 from lenz.lower.index import checked, computed
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
@@ -26,9 +25,7 @@ def _power(e: Expr, p: float) -> Expr:
     return ops.sqrt(e) if p == 0.5 else ops.apply(op_named("pow"), e, const(p, e.dtype))
 
 
-def _norm(
-    b: GraphBuilder, length: Sym, p: float, gap: Callable[[Index, Index], Expr], drops: bool
-) -> Value:
+def _norm(b: GraphBuilder, length: Sym, p: float, gap: Term, drops: bool) -> Value:
     """out[i] = the p-norm of gap(i, r) >= 0 over r; p = 0 counts nonzero gaps.
 
     With p = 0 eager counts NaN as 1 on GPUs and gives NaN on CPUs; `drops` is for p = infinity.

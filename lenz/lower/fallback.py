@@ -15,6 +15,7 @@ from lenz.lower.builder import GraphBuilder, Value, maker
 from lenz.sym import ZERO, Sym, Var
 from lenz.traits import arguments, has, is_random
 
+ToAtom = Callable[[Any], Atom]
 # Functions that the runtime evaluates, since conditions on sizes are data here.
 OWN = {"aten._assert_scalar.default": "lenz.assert_scalar"}
 # Namespaces whose ops are done with their arguments when they return, unless they give them away.
@@ -38,12 +39,7 @@ def op_name(target: Any) -> str:
 
 
 def call_eager(
-    b: GraphBuilder,
-    n: FxNode,
-    atom: Callable[[Any], Atom],
-    val: Any,
-    to_sym: Callable[[Any], Sym],
-    reason: str,
+    b: GraphBuilder, n: FxNode, atom: ToAtom, val: Any, to_sym: Callable[[Any], Sym], reason: str
 ) -> Any:
     """Add the call of the FX node to the graph; returns its result (Value, Sym, tuple)."""
     name = op_name(n.target)

@@ -36,12 +36,8 @@ def _enter(name: str) -> None:
     def lower_each(b: GraphBuilder, xs: Tensors, *others: Any, **named: Any) -> tuple[Value, ...]:
         entry = entry_for(f"aten.{name}.default")
         assert entry is not None
-
-        def one(k: int) -> Value:
-            made: Value = entry.fn(b, xs[k], *(_pick(a, k) for a in others), **named)
-            return made
-
-        return _each(b, one)
+        lower = entry.fn
+        return _each(b, lambda k: lower(b, xs[k], *(_pick(a, k) for a in others), **named))
 
 
 for _name in (

@@ -9,7 +9,7 @@ from lenz import ops
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.tensor import axis
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Move, Value
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
@@ -48,9 +48,7 @@ def in_scalar(x: Value, index: Value, value: At, **how: Any) -> At:
     return value if x.rank else of_scalar
 
 
-def placed(
-    x: Value, d: int, index: Value, at: Callable[[Index], Index], **how: Any
-) -> Callable[[Index], Place]:
+def placed(x: Value, d: int, index: Value, at: Move, **how: Any) -> Callable[[Index], Place]:
     """Element i of `x`, but in dimension d at the position in element at(i) of `index`.
 
     An index without dimensions has one position. A scalar has no place to check: see `in_scalar`.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from lenz import ops
 from lenz.ir.dtype import compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.lower.builder import At, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Fn, GraphBuilder, Index, Value
 from lenz.lower.dims import common_shape, count, cut, reduce_over
 from lenz.lower.operand import parameter, reader
 from lenz.lower.registry import lowering
@@ -26,7 +26,7 @@ def reduced(b: GraphBuilder, values: Sequence[Value], reduction: int, loss: At) 
         return b.map(loss)
     shape = common_shape(values)
     n = count(shape, compute_dtype(b.result.dtype))
-    finish: Callable[[Expr], Expr] | None = (lambda a: a / n) if reduction == MEAN else None
+    finish: Fn | None = (lambda a: a / n) if reduction == MEAN else None
     return reduce_over(b, "sum", cut(shape, None), False, loss, finish)
 
 

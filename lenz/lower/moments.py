@@ -24,7 +24,7 @@ from lenz import ops
 from lenz.ir.dtype import F64, I64, DType, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.tensor import TensorType, axes_for
-from lenz.lower.builder import At, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Fn, GraphBuilder, Index, Term, Value
 from lenz.lower.dims import count
 from lenz.machines import capabilities_of
 from lenz.records import dataclass
@@ -41,6 +41,7 @@ SHORT, TALL, RUN = 64, 256, 8
 # Rows are split at multiples of this many elements, where 16-byte loads can start in any type.
 ALIGNED = 16
 
+Types = tuple[TensorType, TensorType]
 Dim = tuple[bool, int]  # (True, d) is dimension d of the rows, (False, d) of `over`
 
 
@@ -72,13 +73,7 @@ class Sets:
         return self.x.compute(self.join(i, r))
 
 
-def moments(
-    b: GraphBuilder,
-    s: Sets,
-    types: tuple[TensorType, TensorType],
-    finish: Callable[[Expr], Expr],
-    name: str,
-) -> tuple[Value, Value]:
+def moments(b: GraphBuilder, s: Sets, types: Types, finish: Fn, name: str) -> tuple[Value, Value]:
     """The mean of each set, and finish(sum((x - mean)^2)), whose node is named `name`.
 
     `types` are the types of the two, of shape `s.rows`.
@@ -88,7 +83,7 @@ def moments(
         return _of_chunks(b, chunks, types, finish, name)
     n, part = count(s.over, s.dtype), b.temp(s.rows, s.dtype, s.x)
     first = b.reduce("sum", s.rows, s.over, s.at, lambda a: a / n, types[0], "mean")
-    deviation: Callable[[Index, Index], Expr] = lambda i, r: s.at(i, r) - first.at(i)
+    deviation: Term = lambda i, r: s.at(i, r) - first.at(i)
     square = lambda i, r: ops.square(deviation(i, r))
     off = b.reduce("sum", s.rows, s.over, deviation, lambda a: a / n, part, "off")
     squares = b.reduce("sum", s.rows, s.over, square, type=part, name="squares")
@@ -98,11 +93,7 @@ def moments(
 
 
 def _of_chunks(
-    b: GraphBuilder,
-    c: Chunks,
-    types: tuple[TensorType, TensorType],
-    finish: Callable[[Expr], Expr],
-    name: str,
+    b: GraphBuilder, c: Chunks, types: Types, finish: Fn, name: str
 ) -> tuple[Value, Value]:
     s, n = c.sets, count(c.sets.over, F64)
     part = b.temp(c.places, s.dtype, s.x)
@@ -176,7 +167,7 @@ class Chunks:
         at = dict(zip(self.order, place, strict=True))
         return tuple(at.get((False, d), ZERO) for d in range(len(self.size)))
 
-    def element(self, place: Index, r: Index, fn: Callable[[Expr], Expr]) -> Expr:
+    def element(self, place: Index, r: Index, fn: Fn) -> Expr:
         """fn(element r of a chunk), and 0 past the end of a dimension."""
         at = dict(zip(self.order, place, strict=True))
         row = tuple(at.get((True, d), ZERO) for d in range(len(self.sets.rows)))

@@ -20,9 +20,9 @@ from lenz.errors import InternalError, Unsupported
 from lenz.ir.dtype import F64, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.tensor import TensorType, axes_for
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, Fn, GraphBuilder, Index, Value
 from lenz.lower.dims import count, cut, reduce_over, sum_rows
-from lenz.lower.moments import Sets, moments
+from lenz.lower.moments import Sets, Types, moments
 from lenz.lower.operand import reader
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
@@ -191,11 +191,7 @@ def _in_one_pass(
 
 
 def _channel_moments(
-    b: GraphBuilder,
-    s: Sets,
-    types: tuple[TensorType, TensorType],
-    finish: Callable[[Expr], Expr],
-    name: str,
+    b: GraphBuilder, s: Sets, types: Types, finish: Fn, name: str
 ) -> tuple[Value, Value]:
     """`moments` of groups of channels, from sums of each channel."""
     whole, made = cut(s.x.shape, tuple(range(2, s.x.rank))), b.temp(s.rows, F64, s.x)

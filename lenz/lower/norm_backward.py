@@ -15,7 +15,7 @@ from typing import Any
 from lenz import ops
 from lenz.ir.dtype import DType, compute_dtype
 from lenz.ir.expr import Expr
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, Fn, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, count, cut, reduce_over, sum_rows
 from lenz.lower.norm import Groups, group_of, invstd_of, scaled
 from lenz.lower.operand import reader
@@ -139,7 +139,7 @@ def _group_mean(b: GraphBuilder, s: Groups, v: Value, weight: Value | None) -> V
         return scaled(v.at((i[0], c)), weight, None, (c,))
 
     over = (s.width,)
-    finish: Callable[[Expr], Expr] = lambda a: a / n
+    finish: Fn = lambda a: a / n
     return b.reduce("sum", s.rows, over, at, finish, b.temp(s.rows, v.dtype, v), "mean_h")
 
 

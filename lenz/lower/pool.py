@@ -18,7 +18,7 @@ from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.ir.graph import UpdateMode
 from lenz.ir.tensor import Layout
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import At, Decline, GraphBuilder, Index, Move, Term, Update, Value
 from lenz.lower.index import checked, computed
 from lenz.lower.registry import lowering
 from lenz.lower.windows import UNKNOWN, WRITTEN_OUT, Adaptive, Offsets, Windows, adaptive, windows
@@ -111,9 +111,7 @@ def avg_pool_gradient(
     return _gathered(b, w, lead, share)
 
 
-def _gathered(
-    b: GraphBuilder, w: Windows, lead: int, share: Callable[[Index, Index], Expr]
-) -> Value:
+def _gathered(b: GraphBuilder, w: Windows, lead: int, share: Term) -> Value:
     """dx[i] = the sum of share(i, at) over the windows `at` that contain the element."""
     if math.prod(w.covering(d) for d in range(w.rank)) > WRITTEN_OUT:
         raise Decline("the windows overlap too much for a gather")
@@ -218,12 +216,12 @@ def _unpooled(
         stride = (*kept.stride[:lead], kept.stride[-1])
         flat = replace(flat, layout=Layout(flat.shape, stride))
 
-    def update(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+    def update(i: Index) -> Update:
         at = checked(indices.at(i), count, fault="assert_in_bounds")
         return (*i[:lead], computed(0, count)), (at,), x.at(i)
 
     out = b.scatter(mode, const(0, wide), x.shape, update, flat)
-    place: Callable[[Index], Index] = lambda i: (*i[:lead], flatten(i[lead:], sizes))
+    place: Move = lambda i: (*i[:lead], flatten(i[lead:], sizes))
     return b.view(out, place) if wide is b.result.dtype else b.map(lambda i: out.at(place(i)))
 
 

@@ -7,7 +7,7 @@ argument converts every element before it is accumulated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from lenz.ir.dtype import BOOL, F64, U8, DType, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.graph import ReduceKind
 from lenz.ir.tensor import TensorType
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import Decline, Fn, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, count, cut, reduce_over
 from lenz.lower.moments import Sets, chunks_of, moments
 from lenz.lower.operand import broadcast, number, reader
@@ -39,12 +39,7 @@ def non_zero(x: Value, i: Index) -> Expr:
 
 
 def accumulate(
-    b: GraphBuilder,
-    kind: ReduceKind,
-    x: Value,
-    dim: Dim,
-    keepdim: bool,
-    finish: Callable[[Expr], Expr] | None = None,
+    b: GraphBuilder, kind: ReduceKind, x: Value, dim: Dim, keepdim: bool, finish: Fn | None = None
 ) -> Value:
     """Sum or product in the result type; with a bool result, any or all."""
     s, to = cut(x.shape, dim), b.result.dtype
@@ -153,17 +148,11 @@ _enter_truth("all")
 
 
 def spread(
-    b: GraphBuilder,
-    x: Value,
-    dim: Dim,
-    correction: Scalar,
-    keepdim: bool,
-    root: bool,
-    with_mean: bool,
+    b: GraphBuilder, x: Value, dim: Dim, lost: Scalar, keepdim: bool, root: bool, with_mean: bool
 ) -> Value | tuple[Value, Value]:
     """Variance (or its root) of each row, and the mean if asked for.
 
-    Two passes: sum((x - mean)^2) / max(n - correction, 0), which stays accurate if the mean is
+    Two passes: sum((x - mean)^2) / max(n - lost, 0), which stays accurate if the mean is
     large relative to the deviation; on CPUs in f64, as in eager. On GPUs long rows are read once.
     """
     s, acc = cut(x.shape, dim), F64 if x.device == "cpu" else compute_dtype(x.dtype)
@@ -174,7 +163,7 @@ def spread(
     mean_type = b.temp(shape, acc) if second is None else replace(second, dtype=acc)
 
     def finish(a: Expr) -> Expr:
-        v = a / ops.maximum(n - correction, 0)
+        v = a / ops.maximum(n - lost, 0)
         return ops.sqrt(v) if root else v
 
     sets = Sets(x, shape, s.over, lambda i, r: s.join(s.row(i) if keepdim else i, r))

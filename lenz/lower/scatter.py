@@ -13,7 +13,7 @@ from lenz import ops
 from lenz.ir.dtype import BOOL, F32, I32, I64, NATIVE, compute_dtype
 from lenz.ir.expr import Expr, const, masked
 from lenz.ir.graph import UpdateMode
-from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value, round_to
+from lenz.lower.builder import At, Decline, Fn, GraphBuilder, Index, Value, round_to
 from lenz.lower.dims import common_shape, wrapped
 from lenz.lower.index import Place, at_positions, checked, computed, in_scalar, is_position, placed
 from lenz.lower.known import gathered
@@ -53,7 +53,7 @@ def update(b: GraphBuilder, mode: UpdateMode, x: Value, w: Writes, once: bool = 
     if not half and not (x.dtype.is_float and mode in ("max", "min")):
         return b.scatter(mode, x, over, lambda i: (*place(i), value(i)))
 
-    ready: Callable[[Expr], Expr] = lambda e: _wins(mode, ops.cast(e, F32 if half else x.dtype))
+    ready: Fn = lambda e: _wins(mode, ops.cast(e, F32 if half else x.dtype))
     wide = b.temp(x.shape, F32 if half else x.dtype)
     found = b.map(lambda i: ready(x.at(i)), wide)
     found = b.scatter(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from lenz import ops
 from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import Decline, Fn, GraphBuilder, Index, Update, Value
 from lenz.lower.dims import reduce_over
 from lenz.lower.index import checked, computed
 from lenz.lower.operand import Operand, number, promote
@@ -17,7 +15,7 @@ from lenz.machines import runs_programs
 from lenz.sym import ZERO, Int, Sym
 
 
-def _bisected(n: int, at: Callable[[Expr], Expr], value: Expr, right: bool) -> Expr:
+def _bisected(n: int, at: Fn, value: Expr, right: bool) -> Expr:
     """The first of n positions whose element is not below (`right`: is above) a value, or n.
 
     Takes the same steps as eager, so that unsorted sequences and NaN give the same result.
@@ -100,9 +98,9 @@ def histc(
         flat = ops.eq(low, high)
         low = ops.where(flat, low - 1, low)
         high = ops.where(flat, high + 1, high)
-    row = b.temp((Int(bins + 1),), I64)
+    size = Int(bins + 1)
 
-    def count(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+    def count(i: Index) -> Update:
         e = x.compute(i)
         inside = (e >= low) & (e <= high)
         part = (e - low) * bins / (high - low)
@@ -110,11 +108,7 @@ def histc(
         at = ops.minimum(ops.cast(part, I64), bins - 1)
         # Elements outside are counted past the last bin.
         at = ops.where(inside, at, bins)
-        return (
-            (computed(0, Int(bins + 1)),),
-            (checked(at, Int(bins + 1), fault="assert_finite"),),
-            const(1, I64),
-        )
+        return (computed(0, size),), (checked(at, size, fault="assert_finite"),), const(1, I64)
 
-    counts = b.scatter("add", const(0, I64), x.shape, count, row)
+    counts = b.scatter("add", const(0, I64), x.shape, count, b.temp((size,), I64))
     return b.map(lambda i: ops.cast(counts.at(i), b.result.dtype))

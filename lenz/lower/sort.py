@@ -17,6 +17,7 @@ then has 32 bits: its own, with -0.0 below 0.0 and NaNs of both signs above all 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lenz import ops
 from lenz.ir.dtype import BF16, F16, F32, FLOAT8, I16, I32, I64, DType
@@ -166,15 +167,11 @@ def keys_for(
 
 
 Pair = tuple[Value, Value]
+Find = Callable[[int, Keys], Value]
 
 
 def _of_rows(
-    b: GraphBuilder,
-    x: Value,
-    dim: int,
-    falls: bool,
-    find: Callable[[int, Keys], Value],
-    named: bool = True,
+    b: GraphBuilder, x: Value, dim: int, falls: bool, find: Find, named: bool = True
 ) -> Pair:
     """Elements and positions of the keys that `find` returns for the rows along a dimension.
 
@@ -229,12 +226,7 @@ def sort(
 
 @lowering("topk")
 def topk(
-    b: GraphBuilder,
-    x: Value,
-    k: int | Sym,
-    dim: int = -1,
-    largest: bool = True,
-    sorted: bool = True,
+    b: GraphBuilder, x: Value, k: int | Sym, dim: int = -1, largest: bool = True, *_: Any, **__: Any
 ) -> Pair:
     """The k largest (smallest) elements, sorted, and their positions; of equals, the first ones."""
 

@@ -15,11 +15,10 @@ from lenz import ops
 from lenz.ir.dtype import F32, F64, I64, compute_dtype
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import op_named
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value
+from lenz.lower.builder import Decline, Fn, GraphBuilder, Index, Value
 from lenz.lower.operand import Operand, element
 from lenz.lower.registry import lowering
 
-Fn = Callable[[Expr], Expr]
 # exp(-x) I0(x) on [0, 8]; exp(-x) sqrt(x) I0(x) of 1/x on [0, 1/8]; the same for I1, first over x.
 I0_LOW = (0.3383976372, -0.3046826723, 0.1716209015, -0.09490109705, 0.04930528424, -0.02373741481,
           0.01054646039, -0.004324309995, 0.001639475617, -0.0005763755745, 0.0001885028851,

@@ -23,12 +23,14 @@ from lenz.errors import Unsupported
 from lenz.ir.graph import Atom, Extern, Named, outs_of
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import GraphBuilder, Value, take_back
+from lenz.lower.fallback import ToAtom
 from lenz.lower.pointwise import is_own
 from lenz.sym import ONE, ZERO, Sym
 from lenz.traits import has
 
 COPY = torch.ops.aten.copy_.default
 Env = Mapping[FxNode, Any]
+TypeOf = Callable[[torch.Tensor], TensorType]
 
 
 def is_user_kernel(n: FxNode) -> bool:
@@ -42,13 +44,7 @@ def is_custom_op(n: FxNode) -> bool:
     return is_written and isinstance(n.args[0], torch._ops.OpOverload)
 
 
-def call_custom_op(
-    b: GraphBuilder,
-    n: FxNode,
-    env: Env,
-    atom: Callable[[Any], Atom],
-    type_of: Callable[[torch.Tensor], TensorType],
-) -> Any:
+def call_custom_op(b: GraphBuilder, n: FxNode, env: Env, atom: ToAtom, type_of: TypeOf) -> Any:
     """Add the call to the graph; returns the results of the op, then the tensors that it writes.
 
     torch's form of an op with `torch.Tag.out` allocates these, and gives the results of the op
@@ -75,11 +71,7 @@ def call_custom_op(
 
 
 def call_user_kernel(
-    b: GraphBuilder,
-    n: FxNode,
-    env: Env,
-    atom: Callable[[Any], Atom],
-    type_of: Callable[[torch.Tensor], TensorType],
+    b: GraphBuilder, n: FxNode, env: Env, atom: ToAtom, type_of: TypeOf
 ) -> dict[str, Value]:
     """Add the call to the graph; returns the tensors that it writes, by parameter name.
 
@@ -140,8 +132,7 @@ def given_to(n: FxNode) -> Mapping[Any, Any]:
     """
     asked: Any = n.kwargs
     if is_user_kernel(n):
-        given: Mapping[str, Any] = asked["kwargs"]
-        return given
+        return dict(asked["kwargs"])
     bases = asked["_all_bases"]
     return dict(enumerate(bases, len(n.meta["val"]) - len(bases)))
 

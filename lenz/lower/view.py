@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from lenz import ops
 from lenz.errors import Unsupported
-from lenz.ir.expr import Expr, index, reindex
+from lenz.ir.expr import index, reindex
 from lenz.ir.graph import LOOPS, Ref, Scan, roots_of
 from lenz.ir.tensor import Layout, TensorType, axis, contiguous
-from lenz.lower.builder import Decline, GraphBuilder, Index, Value, maker
+from lenz.lower.builder import Decline, GraphBuilder, Index, Move, Update, Value, alias, maker
 from lenz.lower.dims import wrapped
 from lenz.lower.operand import broadcast
 from lenz.lower.registry import lowering
@@ -22,7 +22,7 @@ Sizes = Sequence[Size]
 PART = "strides over a storage of which the tensor may be a part"
 
 
-def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Callable[[Index], Index]:
+def regroup(new: tuple[Sym, ...], old: tuple[Sym, ...]) -> Move:
     """The map from indices of one shape to those of another with as many elements.
 
     Both shapes are split wherever their leading sizes have equal products, so that unchanged
@@ -235,7 +235,7 @@ def as_strided_scatter(
     row = b.temp((span + 1,), x.dtype)
     base = b.map(lambda i: memory.at((minimum(i[0], span - 1),)), row)
 
-    def update(i: Index) -> tuple[Index, tuple[Expr, ...], Expr]:
+    def update(i: Index) -> Update:
         at = index(first + Layout(y.shape, tuple(map(sym, stride))).at(i))
         inside = (at >= 0) & (at < index(span))
         at = ops.assert_in_range(ops.where(inside, at, index(span)), index(span + 1))
@@ -253,11 +253,8 @@ def _strided(
         _refuse_gaps(b, x, Layout(type.shape, tuple(map(sym, stride))), offset)
     if _is_whole(b, x) and ZERO not in x.shape:
         return b.view(x, _from_start(x, type.shape, stride, offset), type)
-    start = None if offset is None else sym(offset)
-    given = (Ref(x.name), type.shape, tuple(map(sym, stride)), start)
-    (made,) = b.extern("lenz.as_strided", given, outs=(type,), aliases=((0, x.name),), reason=PART)
-    assert isinstance(made, Value)
-    return made
+    steps, start = tuple(map(sym, stride)), None if offset is None else sym(offset)
+    return alias(b, "lenz.as_strided", x, type, type.shape, steps, start, reason=PART)
 
 
 def _refuse_gaps(b: GraphBuilder, x: Value, of: Layout, offset: Size | None) -> None:
@@ -277,10 +274,7 @@ def _refuse_gaps(b: GraphBuilder, x: Value, of: Layout, offset: Size | None) -> 
         raise Unsupported("as_strided reads memory around a view that is written")
 
 
-def _from_start(
-    x: Value, shape: Sequence[Sym], stride: Sizes, offset: Size | None
-) -> Callable[[Index], Index]:
-
+def _from_start(x: Value, shape: Sequence[Sym], stride: Sizes, offset: Size | None) -> Move:
     def fn(i: Index) -> Index:
         flat = sym(0 if offset is None else offset)
         for v, s, n in zip(i, [sym(s) for s in stride], shape, strict=True):
