@@ -12,6 +12,7 @@ from lenz.ir.kernel import Kernel, Stmt, Store, map_leaves
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF, Types
 from lenz.ir.syntax import map_values
 
+IsLegal = Callable[[Expr], bool] | None  # whether a machine emits a node; None: `is_direct`
 _STRUCTURAL = (CONST, LOAD, INDEX, REF, MASKED)
 
 
@@ -25,32 +26,27 @@ def is_direct(e: Expr, machine: str, more: Types = ()) -> bool:
 
 
 def legalise_kernel(
-    k: Kernel, machine: str, is_legal: Callable[[Expr], bool],
-    store: Callable[[Store], Store] = lambda s: s,
-) -> Kernel:  # fmt: skip
+    k: Kernel, machine: str, is_legal: IsLegal = None, store: Callable[[Store], Store] = lambda s: s
+) -> Kernel:
     """The same kernel over nodes that a machine emits; others are expanded.
 
     `store` rewrites each store first. Raises InternalError for an op without a definition.
     """
     memo: dict[Expr, Expr] = {}
 
-    def legal(e: Expr) -> Expr:
-        return legal_expr(e, machine, is_legal, memo)
-
     def statement(s: Stmt) -> Stmt:
-        return map_values(store(s) if isinstance(s, Store) else s, legal)
+        new = store(s) if isinstance(s, Store) else s
+        return map_values(new, lambda e: legal_expr(e, machine, memo, is_legal))
 
     return replace(k, body=map_leaves(k.body, statement))
 
 
-def legal_expr(
-    e: Expr, machine: str, is_legal: Callable[[Expr], bool], memo: dict[Expr, Expr]
-) -> Expr:
-    """An expression over legal nodes; `memo` shares results between calls."""
+def legal_expr(e: Expr, machine: str, memo: dict[Expr, Expr], is_legal: IsLegal = None) -> Expr:
+    """An expression over nodes with a direct form; `memo` shares results between calls."""
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
         new = rebuild(e, tuple(args))
-        if is_legal(new):
+        if is_direct(new, machine) if is_legal is None else is_legal(new):
             return new
         expand = new.op.form(machine).expand or new.op.expand
         if expand is None:

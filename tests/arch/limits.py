@@ -270,7 +270,6 @@ REPEATED_NAMES = {
     "forms": (2, MACHINE_HALF),
     "function": (2, MACHINE_HALF),
     "laid": (2, "`runtime/graph.py` has what plans call, as ops of FX graphs"),
-    "legal_expr": (2, "for any machine, and for CPUs"),
     "legalise": (2, MACHINE_HALF),
     "load": (5, "an element of a tensor; plans, artifacts and the kernels of each machine"),
     "loss": (3, "asked of the machine; the schedule's own adds what holds for all"),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lenz import ops
-from lenz.ir.expr import Expr, load
+from lenz.ir.expr import load
 from lenz.ir.kernel import Kernel, Store
-from lenz.machine.legalise import is_direct, legalise_kernel
-from lenz.machine.legalise import legal_expr as legal_for
+from lenz.machine.legalise import legalise_kernel
 
 MACHINE = "cpu"  # whose forms of ops are those of LLVM
 
@@ -20,7 +19,7 @@ def legalise(k: Kernel) -> Kernel:
 
     Raises InternalError for an op that has none.
     """
-    return legalise_kernel(k, MACHINE, _is_legal, _set)
+    return legalise_kernel(k, MACHINE, store=_set)
 
 
 def _set(s: Store) -> Store:
@@ -28,12 +27,3 @@ def _set(s: Store) -> Store:
         return s
     old = load(s.buffer, (s.offset,), s.value.dtype, s.bound)
     return replace(s, value=ops.combine(s.mode, old, s.value), mode="set")
-
-
-def legal_expr(e: Expr) -> Expr:
-    """An expression over ops that have an LLVM form."""
-    return legal_for(e, MACHINE, _is_legal, {})
-
-
-def _is_legal(e: Expr) -> bool:
-    return is_direct(e, MACHINE)

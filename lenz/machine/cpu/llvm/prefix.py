@@ -18,10 +18,11 @@ from lenz.ir.expr import ref, replaced
 from lenz.ir.kernel import Scan
 from lenz.machine.cpu.llvm.accumulators import Accumulator
 from lenz.machine.cpu.llvm.instructions import Names
-from lenz.machine.cpu.llvm.legalise import legal_expr
+from lenz.machine.cpu.llvm.legalise import MACHINE
 from lenz.machine.cpu.llvm.scopes import Value
 from lenz.machine.cpu.llvm.types import iota, shuffle, value_type, vector
 from lenz.machine.cpu.llvm.writer import Writer
+from lenz.machine.legalise import legal_expr
 
 
 def emit_scan(w: Writer, acc: Accumulator) -> None:
@@ -105,5 +106,5 @@ def combine(w: Writer, acc: Accumulator, x: Names, y: Names) -> Names:
     own = [f"{e.attrs[0]}.{number}" for e in parts]
     w.values.refs.update(zip(own, (Value(n, level, acc.lanes) for n in (x, y)), strict=True))
     new = dict(zip(parts, (ref(name, dtype) for name in own), strict=True))
-    e = replaced(legal_expr(ops.combine(acc.stmt.kind, *parts)), new)
+    e = replaced(legal_expr(ops.combine(acc.stmt.kind, *parts), MACHINE, {}), new)
     return w.scopes.spread(w.values.value(e), dtype, acc.lanes, len(x))
