@@ -90,9 +90,10 @@ def dtype_of(dtype: torch.dtype) -> DType | None:
     return _BY_TORCH.get(dtype)
 
 
-def float8_bits(d: DType, value: float) -> int:
-    """The byte of a number rounded to an 8-bit float type as in torch."""
-    return int(torch.tensor(value).to(d.torch).view(torch.uint8))
+def short_float_bits(d: DType, value: float) -> int:
+    """The bits of a number rounded to a float type of 8 or 16 bits as in torch: through f32."""
+    word = torch.uint8 if d.bytes == 1 else torch.uint16
+    return int(torch.tensor(value, dtype=torch.float32).to(d.torch).view(word))
 
 
 def compute_dtype(d: DType) -> DType:

@@ -37,7 +37,7 @@ from lenz.ir.dtype import (
     U32,
     U64,
     DType,
-    float8_bits,
+    short_float_bits,
 )
 from lenz.ir.expr import Expr, const
 from lenz.ir.op import Attrs, Op, OpForm, Types, on
@@ -125,7 +125,7 @@ def _eager_cast(x: torch.Tensor, to: DType) -> torch.Tensor:
 
 
 # The bytes of each type's largest result for numbers.
-_TOP = {F8E4M3FN: float8_bits(F8E4M3FN, 1e9), F8E5M2: 0x7C}
+_TOP = {F8E4M3FN: short_float_bits(F8E4M3FN, 1e9), F8E5M2: 0x7C}
 
 
 def _float8(x: Expr, to: DType) -> Expr:

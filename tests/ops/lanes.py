@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lenz.ir.dtype import BOOL, FLOAT8, DType, float8_bits
+from lenz.ir.dtype import BOOL, FLOAT8, DType, short_float_bits
 
 _FLOAT = {
     "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide,
@@ -149,7 +149,7 @@ class Lanes:
     def constant(self, dtype: DType, value: Any) -> Any:
         """A constant in every lane."""
         if dtype in FLOAT8:
-            return np.full(self.count, float8_bits(dtype, value), dtype=np.uint8)
+            return np.full(self.count, short_float_bits(dtype, value), dtype=np.uint8)
         made = torch.full((self.count,), value, dtype=dtype.torch)
         return made.view(torch.uint16).numpy() if dtype.name == "bf16" else made.numpy()
 

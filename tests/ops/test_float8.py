@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from lenz.ir.dtype import F8E4M3FN, F32, FLOAT8, DType, float8_bits
+from lenz.ir.dtype import BF16, F8E4M3FN, F16, F32, FLOAT8, DType, short_float_bits
 from lenz.ir.expr import expr, ref
 from lenz.ir.op import op_named
 from lenz.machine.cuda.triton.compile import compile_text
@@ -68,11 +70,13 @@ def test_values_are_torch_s(d: DType) -> None:
     assert torch.equal(got.signbit()[numbers], want.signbit()[numbers]), "-0.0 lost its sign"
 
 
-@pytest.mark.parametrize("d", FLOAT8, ids=str)
-def test_constants_are_bytes_that_torch_gives(d: DType) -> None:
-    for x in (0.0, -0.0, 0.1, 1e9, -INF, 2.0**-20, 17.0):
-        assert float8_bits(d, x) == int(torch.tensor(x).to(d.torch).view(torch.uint8))
-        assert torch.tensor(float8_bits(d, x), dtype=torch.uint8).view(d.torch).dtype is d.torch
+@pytest.mark.parametrize("d", (*FLOAT8, F16, BF16), ids=str)
+def test_constants_have_the_bits_that_torch_gives(d: DType) -> None:
+    word = torch.uint8 if d.bytes == 1 else torch.uint16
+    # The last one is above the middle of two halves; as an f32 it is the middle, a tie.
+    for x in (0.0, -0.0, 0.1, 1e9, -INF, math.nan, 2.0**-20, 17.0, 0.7541503969808208):
+        bits = short_float_bits(d, x)
+        assert bits == int(torch.full((1,), x, dtype=d.torch).view(word)), x
 
 
 @pytest.mark.parametrize("d", FLOAT8, ids=str)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lenz.errors import InternalError
-from lenz.ir.dtype import FLOAT8, DType, float8_bits
+from lenz.ir.dtype import DType, short_float_bits
 
 VALUE = {
     "bool": "i1", "u8": "i8", "u16": "i16", "u32": "i32", "u64": "i64", "i8": "i8", "i16": "i16",
@@ -60,38 +60,15 @@ def constant(dtype: DType, value: Any) -> str:
     if dtype.name == "bool":
         return "true" if value else "false"
     if dtype.name == "f32":
-        return f"0x{_double_bits(_to_f32(float(value))):016X}"
+        # Infinite out of f32's range, as by a cast.
+        return f"0x{_double_bits(ctypes.c_float(value).value):016X}"
     if dtype.name == "f64":
         return f"0x{_double_bits(float(value)):016X}"
-    if dtype.name == "f16":
-        return str(_half_bits(float(value)))
-    if dtype.name == "bf16":
-        return str(_bfloat_bits(float(value)))
-    return str(float8_bits(dtype, value)) if dtype in FLOAT8 else str(int(value))
+    return str(short_float_bits(dtype, value) if dtype.is_float else int(value))
 
 
 def _double_bits(x: float) -> int:
     return int.from_bytes(struct.pack(">d", x), "big")
-
-
-def _to_f32(x: float) -> float:
-    return ctypes.c_float(x).value  # infinite out of f32's range, as by a cast
-
-
-def _half_bits(x: float) -> int:
-    if x != x:
-        return 0x7E00
-    try:
-        return int.from_bytes(struct.pack(">e", x), "big")
-    except OverflowError:
-        return 0x7C00 if x > 0 else 0xFC00
-
-
-def _bfloat_bits(x: float) -> int:
-    if x != x:
-        return 0x7FC0
-    bits = int.from_bytes(struct.pack(">f", _to_f32(x)), "big")
-    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 & 0xFFFF
 
 
 def iota(element: str, lanes: int, step: int = 1, start: int = 0) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lenz.ir.dtype import BOOL, F32, FLOAT8, I32, I64, DType, float8_bits
+from lenz.ir.dtype import BOOL, F32, FLOAT8, I32, I64, DType, short_float_bits
 from lenz.ops.emission import triton_type
 
 # The type in memory, as a signature writes it. Bools and 8-bit floats are bytes there.
@@ -22,7 +22,7 @@ def memory_type(dtype: DType) -> str:
 def constant(dtype: DType, value: bool | int | float) -> str:
     """A constant; types and values that a Python number cannot express are written out."""
     if dtype in FLOAT8:
-        return f"tl.full([], {float8_bits(dtype, value)}, {triton_type(dtype)})"
+        return f"tl.full([], {short_float_bits(dtype, value)}, {triton_type(dtype)})"
     if dtype.is_float and value == 0 and math.copysign(1.0, value) < 0:
         # Triton turns every constant zero into +0.0.
         whole = I32 if dtype is F32 else I64
