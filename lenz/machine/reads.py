@@ -25,9 +25,8 @@ class Walk(Generic[V]):
 
     memo     values by expression and masks, which `keep` enters for as long as they are defined
     written  buffers that the kernel stores to
+    refs     values of statements by name
     """
-
-    __slots__ = ("_keep", "_memo", "_reads", "_stale", "written")
 
     def __init__(
         self, memo: dict[Hashable, V], keep: Callable[[Hashable, V], V], written: frozenset[str]
@@ -37,6 +36,7 @@ class Walk(Generic[V]):
         self._reads: dict[Expr, tuple[str, ...]] = {}
         self._stale: dict[str, list[Hashable]] = {}
         self.written = written
+        self.refs: dict[str, V] = {}
 
     @abstractmethod
     def visit(self, e: Expr, mask: Mask) -> V:
@@ -67,6 +67,12 @@ class Walk(Generic[V]):
         if found is None:
             raise InternalError(f"{e.op.name} has no value", pass_name="codegen")
         return found
+
+    def named(self, name: str) -> V:
+        """The value of a statement."""
+        if name not in self.refs:
+            raise InternalError(f"{name} is not in scope", pass_name="codegen")
+        return self.refs[name]
 
     def operands(self, e: Expr, mask: Mask) -> list[V]:
         """The values of all operands of a node."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
 from lenz.machine.cpu.llvm.compile import link
 from lenz.machines import Counts, Functions, Loader, register
@@ -13,7 +12,7 @@ from lenz.runtime.threads import imports
 
 
 @cache
-def _prototype(pointers: int, sizes: int) -> Any:
+def _prototype(pointers: int, sizes: int) -> Callable[[int], Callable[..., int]]:
     given = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
     return ctypes.CFUNCTYPE(ctypes.c_int64, *given)
 
@@ -25,8 +24,7 @@ def function(address: int, pointers: int, sizes: int) -> Callable[..., int]:
     ctypes.ArgumentError. The call releases the GIL. The holder of the callable must keep the linked
     library alive.
     """
-    made: Callable[..., int] = _prototype(pointers, sizes)(address)
-    return made
+    return _prototype(pointers, sizes)(address)
 
 
 def load(pieces: Mapping[str, bytes], kernels: Counts, device: str) -> tuple[Functions, object]:

@@ -51,8 +51,6 @@ class Accesses:
     Stores to `streamed` buffers bypass the caches; such a buffer starts at a cache line.
     """
 
-    __slots__ = ("bases", "dummy", "indices", "scopes", "streamed", "tile")
-
     def __init__(
         self, scopes: Scopes, indices: Indices, bases: Mapping[str, str], streamed: Collection[str]
     ) -> None:

@@ -81,8 +81,6 @@ def assembly(text: str, target: Target | None = None) -> str:
 class Linked:
     """Linked code. The addresses are valid as long as this object lives."""
 
-    __slots__ = ("_tracker", "addresses")
-
     def __init__(self, tracker: Any, addresses: dict[str, int]) -> None:
         self._tracker = tracker
         self.addresses = addresses

@@ -19,8 +19,6 @@ COLD = "!prof !0"
 class Module:
     """Declarations and helper functions that the kernels of one module share."""
 
-    __slots__ = ("declarations", "functions", "target")
-
     def __init__(self, target: Target) -> None:
         self.target = target
         self.declarations: dict[str, str] = {}
@@ -49,8 +47,6 @@ class Function:
 
     products  even and odd 64-bit products by the names of their operands, for their other half
     """
-
-    __slots__ = ("_count", "allocas", "module", "products", "scopes")
 
     def __init__(self, module: Module) -> None:
         self.module = module

@@ -30,8 +30,6 @@ _I32_END = 2**31
 class Indices:
     """The variables in scope, and the values of Syms over them."""
 
-    __slots__ = ("lane", "scopes", "vars")
-
     def __init__(self, scopes: Scopes) -> None:
         self.scopes = scopes
         self.vars: dict[Var, Value] = {}

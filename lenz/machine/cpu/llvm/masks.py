@@ -27,11 +27,12 @@ def tail_mask(scopes: Scopes, left: Value) -> Tail:
     text, width = left.names[0], scopes.width
     if text[0] != "%":
         bits = ", ".join(f"i1 {'true' if i < int(text) else 'false'}" for i in range(width))
-        return Tail((f"<{bits}>",), left.level, text)
+        return Tail((f"<{bits}>",), left.level, True, text)
     b = scopes.builder(left.level, True, 1)
     small = b.fn.let(left.level, f"trunc i64 {text} to i32")
     limit = scopes.spread(Value((small,), left.level), I32, True, 1)
-    return Tail(b.compare("icmp slt", I32, (scopes.lane_numbers("i32"),), limit), left.level, text)
+    names = b.compare("icmp slt", I32, (scopes.lane_numbers("i32"),), limit)
+    return Tail(names, left.level, True, text)
 
 
 def stores_plainly(dtype: DType) -> bool:

@@ -15,37 +15,31 @@ from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.function import Function, Module, OpenBody
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.types import iota, splat, value_type, vector
+from lenz.records import dataclass
 
 
+@dataclass(slots=True, eq=False)
 class Value:
     """One value: a name for all copies or one per copy; `lanes` is True for vectors."""
 
-    __slots__ = ("lanes", "level", "names")
-
-    def __init__(self, names: Names, level: int, lanes: bool = False) -> None:
-        self.names = names
-        self.level = level
-        self.lanes = lanes
+    names: Names
+    level: int
+    lanes: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Tail(Value):
     """The mask of the last, partial vector; `count` is the number of its lanes, an i64."""
 
-    __slots__ = ("count",)
-
-    def __init__(self, names: Names, level: int, count: str) -> None:
-        super().__init__(names, level, True)
-        self.count = count
+    count: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class Cell:
     """A value that a loop changes: its LLVM type and its current name."""
 
-    __slots__ = ("name", "type")
-
-    def __init__(self, type: str, name: str) -> None:
-        self.type = type
-        self.name = name
+    type: str
+    name: str
 
 
 class Scopes:
@@ -55,8 +49,6 @@ class Scopes:
     guard   level above which a load may not be moved: the body may run zero times
     tail    the lanes of the last, partial vector, or None
     """
-
-    __slots__ = ("copies", "fn", "guard", "memo", "tail", "width")
 
     def __init__(self, module: Module) -> None:
         self.fn = Function(module)

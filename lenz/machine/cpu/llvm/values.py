@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, F32, I64, DType
 from lenz.ir.expr import Expr, nodes_of
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
@@ -20,12 +19,9 @@ from lenz.machine.reads import Mask, Walk
 class Values(Walk[Value]):
     """The values of expressions in the current function.
 
-    refs     values of Let and Reduce by name
     columns  reductions with one accumulator per point of a loop: how to read the current point
     floor    per written buffer, the level above which its loads may not be moved
     """
-
-    __slots__ = ("accesses", "columns", "floor", "indices", "refs", "scopes")
 
     def __init__(
         self, scopes: Scopes, indices: Indices, accesses: Accesses, written: frozenset[str]
@@ -34,7 +30,6 @@ class Values(Walk[Value]):
         self.scopes = scopes
         self.indices = indices
         self.accesses = accesses
-        self.refs: dict[str, Value] = {}
         self.columns: dict[str, Callable[[], Value]] = {}
         self.floor: dict[str, int] = {}
 
@@ -44,11 +39,7 @@ class Values(Walk[Value]):
             return Value((constant(e.dtype, e.attrs[0]),), 0)
         if e.op is REF:
             column = self.columns.get(e.attrs[0])
-            if column is not None:
-                return column()
-            if e.attrs[0] not in self.refs:
-                raise InternalError(f"{e.attrs[0]} is not in scope", pass_name="codegen")
-            return self.refs[e.attrs[0]]
+            return self.named(e.attrs[0]) if column is None else column()
         if e.op is INDEX:
             return self._index(e, mask)
         if e.op is LOAD:
@@ -98,14 +89,10 @@ class Values(Walk[Value]):
         for arg in e.args:
             level = max(level, self.operand(arg, mask).level)
         runs = self._mask(mask, place.step)
-        for size in sizes:
-            some = self._is_positive(size, mask)
+        for size in sizes:  # if it is 0, even position 0 is out of bounds
+            some = self.scopes.compared(self.value(size, mask), "icmp sgt", I64, 0)
             runs = some if runs is None else self._both(runs, some)
         return self.accesses.load(place, dtype, runs, level)
-
-    def _is_positive(self, size: Expr, mask: Mask) -> Value:
-        """The bool size > 0 of an i64. If it is false, even position 0 is out of bounds."""
-        return self.scopes.compared(self.value(size, mask), "icmp sgt", I64, 0)
 
     def _mask(self, mask: Mask, step: int | None) -> Value | None:
         """The lanes in which all conditions hold, minus the tail for accesses of many elements."""

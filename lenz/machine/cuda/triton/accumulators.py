@@ -41,8 +41,6 @@ class Accumulator:
 class Accumulators:
     """The reductions of the current function."""
 
-    __slots__ = ("dims", "open", "values")
-
     def __init__(self, values: Values, dims: dict[Var, int]) -> None:
         self.values = values
         self.dims = dims
@@ -96,7 +94,7 @@ class Accumulators:
             v.text.put(level, f"{x} = tl.where({take}, {y}, {x})")
             v.text.put(level, f"{i} = tl.where({take}, {j}, {i})")
         else:
-            (x,), (y,), function = acc.carried, parts, self._function(s)
+            (x,), (y,), function = acc.carried, parts, self.function(s)
             call = f"{x} + {y}" if function == "add" else f"{function}({x}, {y})"
             v.text.put(level, f"{x} = {call}")
 
@@ -106,7 +104,7 @@ class Accumulators:
         del self.open[s.name]  # another branch may have a reduction with this name
         state = acc.carried or acc.value
         dims, level = acc.dims - acc.lanes, v.text.level
-        result = self._across(acc, state[0], self._function(s), dims) if acc.lanes else state[0]
+        result = self._across(acc, state[0], self.function(s), dims) if acc.lanes else state[0]
         if s.kind == "sum" and s.value.dtype.is_float and not acc.carried:
             result = f"({result} + 0.0)"  # as if it had started with 0.0: no sum is -0.0
         if is_arg(s.kind):
@@ -163,7 +161,8 @@ class Accumulators:
             parts.append(v.text.let(at_text, acc.dims, level).text)
         return tuple(parts)
 
-    def _function(self, s: Reduce) -> str:
+    def function(self, s: Reduce | Scan) -> str:
+        """The function that combines two values, which the text then contains."""
         name = combine_name(s.kind, s.value.dtype)
         self.values.functions[name] = None
         return name

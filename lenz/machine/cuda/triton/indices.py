@@ -36,8 +36,6 @@ def fits(parts: Iterable[Sym]) -> bool:
 class Indices:
     """Texts of Syms. `vars` gives the value of every loop variable and size."""
 
-    __slots__ = ("cast", "text", "vars", "wide")
-
     def __init__(self, text: Text, wide: bool) -> None:
         self.text = text
         self.wide = wide

@@ -25,7 +25,7 @@ from lenz.machine.cuda.triton.lanes import Lanes, widths_of
 from lenz.machine.cuda.triton.legalise import legalise
 from lenz.machine.cuda.triton.look_back import LookingBack
 from lenz.machine.cuda.triton.random import FUNCTION, pairs_of, random_pairs_text
-from lenz.machine.cuda.triton.reductions import COMBINE, UPDATES, combine_name
+from lenz.machine.cuda.triton.reductions import COMBINE, UPDATES
 from lenz.machine.cuda.triton.text import NO_DIMS, Dims, Term, Text
 from lenz.machine.cuda.triton.types import constant, memory_type
 from lenz.machine.cuda.triton.values import Values
@@ -269,10 +269,8 @@ class _Body:
         value = v.value(s.value)
         # Triton 3.6 takes the carry of a row from the wrong lane where lanes hold copies of it.
         dims = self.around
-        function = combine_name(s.kind, s.value.dtype)
-        self.values.functions[function] = None
         tile = self.lanes.spread(value, dims, s.value.dtype)
-        text = f"tl.associative_scan({tile}, {d}, {function})"
+        text = f"tl.associative_scan({tile}, {d}, {self.accs.function(s)})"
         if s.back is not None:
             self.values.functions["least"] = None
             blocks = next(a.extent for a in self.grid if a.var is s.back.block)

@@ -30,8 +30,6 @@ class Text:
     No value is written into a body outside level `least`, the innermost branch.
     """
 
-    __slots__ = ("_count", "bodies", "keys", "least", "memo")
-
     def __init__(self) -> None:
         self.bodies: list[list[str]] = [[]]
         self.keys: list[list[Hashable]] = [[]]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, interpret, syms_of, unmasked
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
@@ -29,22 +28,16 @@ UNIT = 8  # elements of a half type in 16 bytes, the size of one access
 class Values(Walk[Term]):
     """The values of expressions in the current function.
 
-    refs     values of Let and Reduce by name
     locals   the tiles that locals are, with their element types
     checks   True once the text holds an assertion
     functions names of the functions that the text calls
     floor    level of the innermost loop that may not run: what it reads may not exist
     """
 
-    __slots__ = (
-        "checks", "dirty", "floor", "functions", "indices", "lanes", "locals", "refs", "text",
-    )  # fmt: skip
-
     def __init__(self, text: Text, indices: Indices, lanes: Lanes, written: frozenset[str]) -> None:
         super().__init__(text.memo, text.keep, written)
         self.text = text
         self.indices = indices
-        self.refs: dict[str, Term] = {}
         self.locals: dict[str, tuple[Term, DType]] = {}
         self.lanes = lanes
         self.dirty: set[str] = set()
@@ -94,9 +87,7 @@ class Values(Walk[Term]):
         if e.op is CONST:
             return Term(constant(e.dtype, e.attrs[0]))
         if e.op is REF:
-            if e.attrs[0] not in self.refs:
-                raise InternalError(f"{e.attrs[0]} is not in scope", pass_name="codegen")
-            return self.refs[e.attrs[0]]
+            return self.named(e.attrs[0])
         if e.op is INDEX:
             return self._index(e, mask)
         if e.op is LOAD:
@@ -217,5 +208,4 @@ def _written(form: Any, e: Expr, texts: tuple[str, ...]) -> str:
     """A Triton form of an op (`ops/emission.py`), with the texts of its operands."""
     if isinstance(form, str):
         return form.format(*texts)
-    text: str = form(e.dtype, tuple([a.dtype for a in e.args]), texts, e.attrs)
-    return text
+    return str(form(e.dtype, tuple([a.dtype for a in e.args]), texts, e.attrs))

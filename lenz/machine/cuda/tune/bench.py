@@ -12,7 +12,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -50,10 +49,9 @@ class Gpu:
         self.arch: int = 10 * major + minor
         self._scratch: torch.Tensor | None = None
 
-    def current(self) -> AbstractContextManager[Any]:
+    def current(self) -> Any:
         """Make the GPU current, and restore the previous one afterwards."""
-        made: AbstractContextManager[Any] = self._api.device(self._number)
-        return made
+        return self._api.device(self._number)
 
     def sync(self) -> None:
         """Wait for all work on the GPU."""
