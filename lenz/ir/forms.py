@@ -14,7 +14,7 @@ from lenz.ir.lexer import Cursor
 from lenz.ir.syntax import Slot
 from lenz.ir.tensor import Axis, Buffer
 from lenz.ir.text import Scope
-from lenz.ir.text_expr import LINE, block_of, gathered, show_block, show_bound, show_value, value_of
+from lenz.ir.text_expr import LINE, block_of, gathered, show_block, show_bound, show_expr, value_of
 from lenz.sym import Sym, Var
 from lenz.sym import show as show_sym
 
@@ -129,10 +129,6 @@ def _loop_of(c: Cursor, s: Scope) -> Axis:
     a = text.axis_of(c, s, "in")
     s.vars[a.name] = a.var
     return a
-
-
-def _along(n: Any, s: Scope, slot: Slot) -> str:
-    return str(n.axes[n.dim].name)
 
 
 def _along_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
@@ -259,7 +255,7 @@ def _bound(n: Any, s: Scope, slot: Slot) -> str:
         return ""
     where = getattr(n, slot.usual)
     where = (where,) if isinstance(where, Sym) else where
-    return show_bound(where, [show_value(e, s.types, s.indent) for e in n.bound])
+    return show_bound(where, [show_expr(e, s.types, s.indent) for e in n.bound])
 
 
 def _bound_of(c: Cursor, s: Scope, made: Made, slot: Slot) -> None:
@@ -385,7 +381,7 @@ KINDS: Mapping[str, Kind] = {
     "index": _SYM,
     "size": Kind(lambda v, s: str(v.name), text.var_of, "NAME"),
     "axes": Kind(lambda v, s: ", ".join([text.show_axis(a) for a in v]), _axes_of, "axis,*"),
-    "along": Kind(_along, _along_of, "NAME", whole=True),
+    "along": Kind(lambda n, s, slot: str(n.axes[n.dim].name), _along_of, "NAME", whole=True),
     "loop": Kind(lambda v, s: text.show_axis(v, " in "), _loop_of, 'NAME ["as" range] "in" extent'),
     "loop_var": Kind(lambda v, s: str(v.name), _loop_var, "NAME"),
     "loop_vars": Kind(
@@ -394,7 +390,7 @@ KINDS: Mapping[str, Kind] = {
     "stmts": Kind(_stmts, _stmts_of, '"{" stmt* "}"'),
     # values
     "value": Kind(
-        lambda v, s: show_value(v, s.types, s.indent), lambda c, s: value_of(c, s, {}), "value"
+        lambda v, s: show_expr(v, s.types, s.indent), lambda c, s: value_of(c, s, {}), "value"
     ),
     "block": Kind(lambda v, s: show_block(v, s.types, s.indent), block_of, "block"),
     "finish": Kind(_finish, _finish_of, '["finish" block]', whole=True),

@@ -18,17 +18,9 @@ from lenz.errors import InternalError, UserError
 from lenz.ir import graph
 from lenz.ir.dtype import BY_NAME
 from lenz.ir.expr import Expr, load
-from lenz.ir.interp_expr import (
-    Fault,
-    Value,
-    evaluate_exprs,
-    reduce_last,
-    scan_last,
-    sym_value,
-    update,
-    with_bound,
-)
+from lenz.ir.interp_expr import Fault, Value, evaluate_exprs, sym_value, with_bound
 from lenz.ir.interp_kernel import interp_kernel
+from lenz.ir.interp_reduce import reduce_last, scan_last, update
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis, Buffer, Layout
 from lenz.records import dataclass

@@ -1,4 +1,4 @@
-"""Evaluation of expressions and reductions on torch tensors, shared by both interpreters.
+"""Evaluation of expressions on torch tensors, shared by both interpreters.
 
 A masked value is computed everywhere and then selected. A failed load gives 1, and is an error only
 at points that need it, which are found backwards from the roots.
@@ -13,16 +13,13 @@ import torch
 
 from lenz.errors import InternalError
 from lenz.ir import op as _op
-from lenz.ir.dtype import I64, DType
 from lenz.ir.expr import Expr, is_bound_var, nodes_of, syms_of
-from lenz.ir.graph import ReduceKind, ScanKind, UpdateMode, identity_of
 from lenz.ir.text_expr import show_expr
 from lenz.records import dataclass
 from lenz.sym import Sym, Var
 from lenz.sym.evaluate import evaluate_with
 
 Value: TypeAlias = "int | torch.Tensor"
-_WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +36,7 @@ class Fault:
 
 # read(load, values of its index) -> elements, and the points where reading is an error
 Read: TypeAlias = Callable[[Expr, list[Value]], "tuple[torch.Tensor, Fault | None]"]
+ValueOf: TypeAlias = Callable[[str], torch.Tensor]
 
 
 def sym_value(e: Sym, env: Mapping[Var, Value]) -> Value:
@@ -56,20 +54,16 @@ def _maximum(a: Value, b: Value) -> Value:
 
 
 def evaluate_exprs(
-    roots: Sequence[Expr],
-    env: Mapping[Var, Value],
-    value_of: Callable[[str], torch.Tensor],
-    read: Read,
+    roots: Sequence[Expr], env: Mapping[Var, Value], value_of: ValueOf, read: Read
 ) -> list[torch.Tensor]:
     """Values of the roots at every point of the (broadcast) index tensors of `env`.
 
     `value_of` returns the value of a `ref`, `read` that of a load. Raises InternalError for a load
     outside its buffer at a point where it is needed, and the error of a failed check.
     """
-    nodes = nodes_of(*roots)
     values: dict[Expr, torch.Tensor] = {}
     faults: dict[Expr, Fault] = {}
-    for e in nodes:
+    for e in nodes_of(*roots):
         args = [values[a] for a in e.args]
         if e.op is _op.LOAD:
             where = with_bound(syms_of(e), args, env)
@@ -86,7 +80,7 @@ def evaluate_exprs(
             values[e] = _node(e, args, env, value_of)
     # Point-independent values are computed even if there are no points.
     if faults and all(torch.as_tensor(v).numel() for v in env.values()):
-        _raise_needed(roots, nodes, values, faults)
+        _raise_needed(roots, values, faults)
     return [values[e] for e in roots]
 
 
@@ -101,10 +95,7 @@ def with_bound(
 
 
 def _node(
-    e: Expr,
-    args: list[torch.Tensor],
-    env: Mapping[Var, Value],
-    value_of: Callable[[str], torch.Tensor],
+    e: Expr, args: list[torch.Tensor], env: Mapping[Var, Value], value_of: ValueOf
 ) -> torch.Tensor:
     if e.op is _op.CONST:
         return torch.tensor(e.attrs[0], dtype=e.dtype.torch)
@@ -149,10 +140,7 @@ def _guarded(e: Expr, args: list[torch.Tensor]) -> tuple[torch.Tensor, Fault | N
 
 
 def _raise_needed(
-    roots: Sequence[Expr],
-    nodes: list[Expr],
-    values: dict[Expr, torch.Tensor],
-    faults: dict[Expr, Fault],
+    roots: Sequence[Expr], values: dict[Expr, torch.Tensor], faults: dict[Expr, Fault]
 ) -> None:
     """Raise for the first fault at a point that a root needs, going from users to operands."""
     need: dict[Expr, torch.Tensor] = {}
@@ -162,12 +150,12 @@ def _raise_needed(
 
     for root in roots:
         want(root, torch.tensor(True))
-    for e in reversed(nodes):
+    for e in reversed(values):
         where = need[e]
         for k, a in enumerate(e.args):
             # Only the second operand of `masked` may fail where the condition is false.
             want(a, where & values[e.args[0]] if e.op is _op.MASKED and k == 1 else where)
-    for e in nodes:
+    for e in values:
         if e not in faults:
             continue
         wrong = faults[e].where & need[e]
@@ -177,78 +165,3 @@ def _raise_needed(
             if e.op.guarded:  # the caller's fault, raised like in compiled code
                 raise faults[e].error(what)
             raise InternalError(what, rule="in-bounds", line=show_expr(e))
-
-
-def reduce_last(kind: ReduceKind, x: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """Reduce the last dimension; an empty one gives the identity (an error for a position)."""
-    if x.shape[-1] == 0:
-        if kind in ("argmax", "argmin"):
-            raise InternalError(f"{kind} over no elements", rule="reduce-empty")
-        return torch.full(x.shape[:-1], identity_of(kind, dtype), dtype=dtype.torch)
-    if kind in ("argmax", "argmin"):
-        return arg_last(kind, x)[1]
-    wide = x.to(_WIDE.get(x.dtype, x.dtype))
-    if x.dtype is torch.uint64 and kind in ("max", "min"):
-        wide = wide ^ torch.iinfo(torch.int64).min  # keeps the order of unsigned numbers
-    out = _REDUCTIONS[kind](wide)
-    if x.dtype is torch.uint64 and kind in ("max", "min"):
-        out = out ^ torch.iinfo(torch.int64).min
-    return out.to(dtype.torch)
-
-
-_REDUCTIONS: Mapping[ReduceKind, Callable[[torch.Tensor], torch.Tensor]] = {
-    "sum": lambda x: torch.sum(x, -1, dtype=x.dtype),
-    "prod": lambda x: torch.prod(x, -1, dtype=x.dtype),
-    "max": lambda x: torch.amax(x, -1),
-    "min": lambda x: torch.amin(x, -1),
-    "any": lambda x: torch.any(x, -1),
-    "all": lambda x: torch.all(x, -1),
-}
-_SCANS: Mapping[ScanKind, Callable[[torch.Tensor], torch.Tensor]] = {
-    "sum": lambda x: _running_sums(x),
-    "prod": lambda x: torch.cumprod(x, -1, dtype=x.dtype),
-    "max": lambda x: torch.cummax(x, -1).values,
-    "min": lambda x: torch.cummin(x, -1).values,
-    "logaddexp": lambda x: torch.logcumsumexp(x, -1),
-}
-
-
-def _running_sums(x: torch.Tensor) -> torch.Tensor:
-    """Like `cumsum`, but without its initial 0.0, which drops -0.0."""
-    zeros = torch.cumprod((x == 0) & torch.signbit(x), -1).bool()
-    return torch.where(zeros, x, torch.cumsum(x, -1, dtype=x.dtype))
-
-
-_UPDATES = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-
-
-def scan_last(kind: ScanKind, x: torch.Tensor) -> torch.Tensor:
-    """Running values along the last dimension."""
-    return _SCANS[kind](x)
-
-
-def update(flat: torch.Tensor, at: torch.Tensor, value: torch.Tensor, mode: UpdateMode) -> None:
-    """Write or combine elements of a 1-d tensor in place; repeated positions in order."""
-    if mode == "add" and flat.dtype in (torch.bfloat16, torch.float16):  # rounds after each value
-        flat.index_add_(0, at, value)
-    elif mode != "set":
-        flat.scatter_reduce_(0, at, value, _UPDATES[mode])
-    elif torch.unique(at).numel() == at.numel():
-        flat[at] = value
-    else:
-        for k in range(at.numel()):
-            flat[at[k]] = value[k]
-
-
-def arg_last(kind: ReduceKind, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The extremum over the last dimension (NaN wins), and its lowest position."""
-    wide = x.to(_WIDE.get(x.dtype, x.dtype))
-    if x.dtype is torch.uint64:
-        wide = wide ^ torch.iinfo(torch.int64).min
-    best = torch.amax(wide, -1) if kind == "argmax" else torch.amin(wide, -1)
-    hit = wide == best.unsqueeze(-1)
-    if x.is_floating_point():
-        hit = hit | torch.isnan(wide)
-    far = torch.full((), x.shape[-1], dtype=I64.torch)
-    position = torch.where(hit, torch.arange(x.shape[-1]), far).amin(-1)
-    return torch.gather(x, -1, position.unsqueeze(-1)).squeeze(-1), position

@@ -16,17 +16,8 @@ from lenz.ir import kernel
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, loads_of
 from lenz.ir.graph import identity_of
-from lenz.ir.interp_expr import (
-    Fault,
-    Value,
-    arg_last,
-    evaluate_exprs,
-    reduce_last,
-    scan_last,
-    sym_value,
-    update,
-    with_bound,
-)
+from lenz.ir.interp_expr import Fault, Value, evaluate_exprs, sym_value, with_bound
+from lenz.ir.interp_reduce import arg_last, reduce_last, scan_last, update
 from lenz.ir.kernel import Kernel, position
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis
@@ -65,8 +56,6 @@ def interp_kernel(k: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping
 
 class _Memory:
     """One buffer, its written elements, and the parallel iterations that wrote them."""
-
-    __slots__ = ("data", "is_written", "mode", "owner")
 
     def __init__(self, data: torch.Tensor, mode: kernel.Mode | None) -> None:
         self.data = data

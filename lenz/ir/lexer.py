@@ -53,8 +53,6 @@ class Cursor:
     `place` is its number, for `jump`.
     """
 
-    __slots__ = ("_kinds", "_starts", "kind", "place", "source", "text", "words")
-
     def __init__(self, source: str) -> None:
         self.source = source
         self._kinds: list[str] = []

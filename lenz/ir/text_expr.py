@@ -125,15 +125,10 @@ def show_block(body: Expr, types: Mapping[str, DType], indent: str = "") -> str:
     return "{\n" + "".join(f"{indent}  {line}\n" for line in lines) + indent + "}"
 
 
-def show_value(e: Expr, types: Mapping[str, DType], indent: str = "") -> str:
+def show_expr(e: Expr, types: Mapping[str, DType] = NO_TYPES, indent: str = "") -> str:
     """An expression in the place of a value: plain, or a block if it has temporaries."""
     lines = lines_of(e, types)
     return lines[0] if len(lines) == 1 else show_block(e, types, indent)
-
-
-def show_expr(e: Expr, types: Mapping[str, DType] = NO_TYPES) -> str:
-    """Text of one expression, which `reader.read_expr` reads back."""
-    return show_value(e, types)
 
 
 def block_of(c: Cursor, s: Scope) -> Expr:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from lenz.errors import InternalError
 from lenz.ir import graph
+from lenz.ir import verify_rules as rules
 from lenz.ir.dtype import BOOL, I32, I64
 from lenz.ir.expr import Expr
 from lenz.ir.graph import Graph
@@ -18,17 +19,7 @@ from lenz.ir.printer import line_of
 from lenz.ir.tensor import Axis, Buffer, Layout
 from lenz.ir.verify_kernel import check_kernel
 from lenz.ir.verify_plan import check_plan
-from lenz.ir.verify_rules import (
-    RULES,
-    Broken,
-    Held,
-    Known,
-    broken,
-    check_body,
-    check_bounds,
-    check_gather,
-    check_vars,
-)
+from lenz.ir.verify_rules import RULES, Broken, Held, Known, Load, broken
 from lenz.sym import ZERO, Int, Sym, Var, prove_eq, prove_le
 from lenz.sym import show as show_sym
 
@@ -170,7 +161,7 @@ def _loop(n: graph.Loop, d: Known) -> None:
         _scatter(n, d, scope)
     else:
         _axes_match(n)
-    loads: list[tuple[Expr, tuple[Sym, ...]]] = []
+    loads: list[Load] = []
 
     def on_load(e: Expr) -> None:
         name, index, dtype = e.attrs
@@ -183,13 +174,13 @@ def _loop(n: graph.Loop, d: Known) -> None:
 
     bodies = graph.bodies_of(n)
     for e in bodies if isinstance(n, graph.Scatter) else bodies[:1]:
-        check_body(e, scope, {}, on_load, n)
+        rules.check_body(e, scope, {}, on_load, n)
     if isinstance(n, (graph.Reduction, graph.Scan)):
         if n.kind in ("any", "all") and n.body.dtype is not BOOL:
             broken("reduce-dtype", f"{n.kind} of {n.body.dtype}", n)
         acc = graph.acc_dtype(n.kind, n.body.dtype)
-        check_body(n.finish, _scope(n.axes, d, n), {"acc": acc}, on_load, n)
-    check_bounds(loads, bodies, [a.extent for a in graph.loop_axes(n)], n)
+        rules.check_body(n.finish, _scope(n.axes, d, n), {"acc": acc}, on_load, n)
+    rules.check_bounds(loads, bodies, [a.extent for a in graph.loop_axes(n)], n)
     value = bodies[-1].dtype
     if value is not n.out.dtype:
         broken("dtype", f"%{n.out.name} is {n.out.dtype}, its value {value}", n)
@@ -202,8 +193,8 @@ def _scatter(n: graph.Scatter, d: Known, scope: set[Var]) -> None:
     if len(n.index) != base.rank:
         broken("rank", f"{len(n.index)} indices for %{n.base} of {base.rank} dimensions", n)
     for s in n.index:
-        check_vars(s, scope, n, len(n.bound))
-    check_gather(n.index, n.bound, n)
+        rules.check_vars(s, scope, n, len(n.bound))
+    rules.check_gather(n.index, n.bound, n)
 
 
 def _view(n: graph.View, d: Known) -> None:
@@ -213,7 +204,7 @@ def _view(n: graph.View, d: Known) -> None:
     if len(n.index) != source.rank:
         broken("rank", f"{len(n.index)} indices for %{n.source} of {source.rank} dimensions", n)
     for s in n.index:
-        check_vars(s, scope, n)
+        rules.check_vars(s, scope, n)
     if source.dtype is not n.out.dtype:
         broken("dtype", f"%{n.source} is {source.dtype}, the view {n.out.dtype}", n)
     gap = source.layout.at(n.index) - n.out.type.layout.at([a.var for a in n.axes])

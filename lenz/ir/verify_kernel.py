@@ -8,7 +8,7 @@ from lenz.ir import kernel
 from lenz.ir.dtype import BOOL, I32, I64, DType
 from lenz.ir.expr import Expr
 from lenz.ir.forms import FORMS
-from lenz.ir.verify_rules import broken, check_body, check_bounds, check_gather, check_vars
+from lenz.ir.verify_rules import Load, broken, check_body, check_bounds, check_gather, check_vars
 from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var, prove_le, substitute
 from lenz.sym import show as show_sym
@@ -209,7 +209,7 @@ class _Check:
 
     def body(self, e: Expr, s: _Scope, x: kernel.Stmt) -> None:
         """Check an expression."""
-        loads: list[tuple[Expr, tuple[Sym, ...]]] = []
+        loads: list[Load] = []
 
         def on_load(load: Expr) -> None:
             name, index, dtype = load.attrs

@@ -16,6 +16,7 @@ from lenz.ir.text_expr import show_expr
 from lenz.sym import Sym, Var, prove_le
 from lenz.sym import show as show_sym
 
+Load = tuple[Expr, tuple[Sym, ...]]  # and the sizes of its buffer
 RULES: dict[str, str] = {
     # every level
     "name-once": "a buffer, value, parameter or constant is defined once",
@@ -233,10 +234,7 @@ def check_gather(syms: Sequence[Sym], operands: tuple[Expr, ...], culprit: objec
 
 
 def check_bounds(
-    loads: Iterable[tuple[Expr, tuple[Sym, ...]]],
-    bodies: tuple[Expr, ...],
-    extents: Iterable[Sym],
-    culprit: object,
+    loads: Iterable[Load], bodies: tuple[Expr, ...], extents: Iterable[Sym], culprit: object
 ) -> None:
     """Check that no index is outside its size for all values of the variables."""
     wrong = [(e, s) for e, shape in loads if (s := _outside(e.attrs[1], shape)) is not None]
