@@ -15,18 +15,12 @@ from lenz.errors import Unsupported
 from lenz.ir.dtype import C32, MOVED, NATIVE, DType, dtype_of
 from lenz.ir.graph import LOOPS, Atom, Graph, Named, Node, Reduction, Ref, Scatter, View, atom_refs
 from lenz.ir.tensor import Buffer, Layout, TensorType
+from lenz.lower import user_kernel
 from lenz.lower.builder import Decline, GraphBuilder, Value, take_back
 from lenz.lower.complex import PARTS, Complex, Complexes
 from lenz.lower.fallback import call_eager, is_object, move
 from lenz.lower.program import Program
 from lenz.lower.registry import Entry, entry_for
-from lenz.lower.user_kernel import (
-    call_custom_op,
-    call_user_kernel,
-    given_to,
-    is_custom_op,
-    is_user_kernel,
-)
 from lenz.machines import runs_programs, types
 from lenz.records import dataclass, field, replace
 from lenz.sym import ONE, ZERO, Int, Sym, Var, evaluate, maximum, prove_le, sym
@@ -171,13 +165,14 @@ class _Walk:
             return
         where = self.p.origin(n)
         origin = (n.name, where) if where else (n.name,)
-        if is_user_kernel(n):
+        if user_kernel.is_user_kernel(n):
             self.b.begin(n.meta["user_kernel"].target, origin, ())
-            self.env[n] = call_user_kernel(self.b, n, self.env, self.atom, self.type_of)
+            self.env[n] = user_kernel.call_user_kernel(self.b, n, self.env, self.atom, self.type_of)
             return
-        if is_custom_op(n) and all(_is_plain(self.env.get(x)) for x in given_to(n).values()):
+        written = user_kernel.given_to(n).values() if user_kernel.is_custom_op(n) else None
+        if written is not None and all(_is_plain(self.env.get(x)) for x in written):
             self.b.begin(n.name, origin, ())
-            self.env[n] = call_custom_op(self.b, n, self.env, self.atom, self.type_of)
+            self.env[n] = user_kernel.call_custom_op(self.b, n, self.env, self.atom, self.type_of)
             return
         parts = val if isinstance(val, (tuple, list)) else (val,)
         results = tuple(self.type_of(v) if isinstance(v, torch.Tensor) else None for v in parts)
