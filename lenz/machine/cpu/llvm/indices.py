@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
+from functools import partial, reduce
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import I32, I64, DType
@@ -53,30 +53,22 @@ class Indices:
             return Value((str(s.value),), 0)
         if isinstance(s, Var):
             return self.lookup(s, bound)
-        key = ("sym", s)
-        if not bound and (found := self.scopes.memo.get(key)):
-            return found
-        value = self._arithmetic(s, bound, I64, False)
-        return value if bound else self.scopes.keep(key, value)
+        make = partial(self._arithmetic, s, bound, I64, False)
+        return make() if bound else self.scopes.once(("sym", s), make)
 
     def vector(self, s: Sym, dtype: DType, bound: Bound = _NONE) -> Value:
         """s as a vector of i32 or i64, one lane per iteration of the vector loop."""
         if not self.varies(s, bound):
             return self.narrow(self.scalar(s, bound), dtype)
-        key = ("lanes", s, dtype)
-        if not bound and (found := self.scopes.memo.get(key)):
-            return found
-        value = self._vector(s, dtype, bound)
-        return value if bound else self.scopes.keep(key, value)
+        make = partial(self._vector, s, dtype, bound)
+        return make() if bound else self.scopes.once(("lanes", s, dtype), make)
 
     def narrow(self, value: Value, dtype: DType) -> Value:
         """An i64 value as the type."""
         if dtype is I64 or value.names[0][0] != "%":
             return value
-        key = ("narrow", value.names)
-        if found := self.scopes.memo.get(key):
-            return found
-        return self.scopes.keep(key, self.scopes.converted(value, "trunc", I32, I64))
+        make = partial(self.scopes.converted, value, "trunc", I32, I64)
+        return self.scopes.once(("narrow", value.names), make)
 
     def _vector(self, s: Sym, dtype: DType, bound: Bound) -> Value:
         if isinstance(s, Var) and s in bound:

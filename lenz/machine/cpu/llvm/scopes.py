@@ -7,7 +7,7 @@ forgets a value when its scope closes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from lenz.ir.dtype import DType
@@ -63,6 +63,10 @@ class Scopes:
         self.memo[key] = value
         self.fn.scopes[value.level].keys.append(key)
         return value
+
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value of a key, which is made unless it is remembered."""
+        return self.memo.get(key) or self.keep(key, make())
 
     def builder(self, level: int, lanes: bool, copies: int) -> Builder:
         """A builder that appends to the scope at `level`."""
