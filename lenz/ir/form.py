@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from lenz.ir.lexer import Cursor, choice_of, items_of
 from lenz.ir.syntax import VALUES, Piece, Slot, piece_of, slots_of
 from lenz.ir.text import Scope
-from lenz.records import dataclass
+from lenz.records import dataclass, replace
 
 Made: TypeAlias = "dict[str, Any]"  # the fields of a node read so far
 Show: TypeAlias = "str | Callable[[Any, Scope], str]"  # a text, or a function of the node
@@ -73,7 +73,7 @@ class TextForm:
     def read(self, c: Cursor, s: Scope, lead: Made | None = None) -> Any:
         """A node; with `lead`, the fields before its first word have been read already."""
         made: Made = {} if lead is None else lead
-        inner = s.inner() if self._nests else s
+        inner = replace(s, vars={**s.vars}) if self._nests else s  # it adds variables of its own
         _take(self._reads if lead is None else self._reads[self.lead :], c, inner, made)
         node = self.cls(**made)
         if self._mark is not None:

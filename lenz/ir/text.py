@@ -43,10 +43,6 @@ class Scope:
     culprit: object = None
     kernels: dict[str, Any] = field(default_factory=dict)
 
-    def inner(self) -> Scope:
-        """The same, for a node that adds variables of its own."""
-        return replace(self, vars={**self.vars})
-
 
 def show_name(name: str) -> str:
     """A name, quoted unless it consists of letters, digits, `_` and `.`."""
