@@ -150,7 +150,7 @@ def _savable(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callab
 
     def entry_of(options: Options) -> Mapping[str, Any]:
         if options.passes or not has_key(options):
-            raise UserError("the options passes, verify and fuel, or ops of your own, prevent it")
+            raise UserError("passes, launch_groups, verify, fuel and ops of your own prevent it")
         trace = trace_of(gm, inputs, options, lambda p: p)
         if trace is None or has_fakes(inputs):
             raise UserError("it is more than torch's own ops on plain, unshared tensors")

@@ -136,7 +136,8 @@ def key_of(program: FxProgram, cx: Context) -> str | None:
 
 def has_key(options: Options) -> bool:
     """Whether code compiled with these options, in this process, may be cached."""
-    is_usual = options.cache and not options.verify and options.fuel < 0
+    own = options.launch_groups  # the key would not know their code
+    is_usual = options.cache and not options.verify and options.fuel < 0 and not own
     return is_usual and not is_extended() and bool(sources())
 
 

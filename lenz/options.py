@@ -7,12 +7,13 @@ of all others, so that one that nobody set aside is in the keys.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal, TypeAlias, get_args
 
 from lenz.errors import UserError, near_names
@@ -83,6 +84,9 @@ class Options:
         (),
         "Your functions that change each FX graph before it is lowered, in order: `module:name`, or"
         " a pair of that and keyword arguments.",
+    )
+    launch_groups: tuple[Pass, ...] = option(
+        (), "Your functions that divide independent short kernels of a GPU among its launches."
     )
     native: bool = aside(True, "Run plans by native code between kernels, if possible.")
     cuda_graphs: Literal["off", "on", "auto"] = option(
@@ -242,13 +246,13 @@ def _checked(name: str, kind: str, value: object) -> object:
             return _words(name, choices, value)
         case "tuple[Pass, ...]", (str() | tuple() | list()):
             given = [w for w in value.split(",") if w] if isinstance(value, str) else value
-            return tuple(map(_pass, given))
+            return tuple([_pass(name, x) for x in given])
         case _, str() if value in choices:
             return value
         case _, int() if str(int(value)) in choices:
             return str(int(value))
     truth, absent = ["True", "False"] * kind.startswith("bool"), ["None"] * kind.endswith("None")
-    named = kind.replace("tuple[Pass, ...]", "a list of passes")
+    named = kind.replace("tuple[Pass, ...]", "a list of functions")
     expected = f"one of {', '.join([*truth, *choices, *absent])}" if choices else named
     raise UserError(f"option {name}: expected {expected}, got {value!r}")
 
@@ -263,7 +267,7 @@ def _words(name: str, choices: tuple[str, ...], value: str | tuple[Any, ...] | l
     return tuple(c for c in choices if c in words)
 
 
-def _pass(given: Any) -> Pass:
+def _pass(called: str, given: Any) -> Pass:
     """Return a pass as its name and plain arguments. A function stands for its name."""
     run, arguments = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, ())
     if callable(run):
@@ -274,12 +278,24 @@ def _pass(given: Any) -> Pass:
         told = {"?": arguments}
     if not isinstance(run, str) or not re.fullmatch(r"[\w.]+:[\w.]+", run.strip()):
         hint = "write module:function, or give a function that a module defines"
-        raise UserError(f"option passes: {given!r} names no function", hint=hint)
+        raise UserError(f"option {called}: {given!r} names no function", hint=hint)
     for name, value in told.items():
         if not (isinstance(name, str) and name.isidentifier() and isinstance(value, PLAIN)):
             hint = "arguments are numbers, texts, truth values or None, by name"
-            raise UserError(f"option passes: {run} gets {name}={value!r}", hint=hint)
+            raise UserError(f"option {called}: {run} gets {name}={value!r}", hint=hint)
     return run.strip(), tuple(sorted(told.items()))
+
+
+def named_function(name: str) -> Callable[..., Any]:
+    """Return the function "module:name"; raises UserError if there is none."""
+    module, _, path = name.partition(":")
+    try:
+        run = reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as e:
+        raise UserError(f"there is no {name}: {e}") from e
+    if not callable(run):
+        raise UserError(f"{name} is a {type(run).__name__}, no function")
+    return run
 
 
 def _user_folder(env: Mapping[str, str], variable: str, default: str, mac: str) -> str:

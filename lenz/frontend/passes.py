@@ -6,8 +6,7 @@ another pass, or another version of it, gives another key.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lenz.errors import UserError
 from lenz.frontend.program import GraphKind
 from lenz.frontend.rebase import returned_of
-from lenz.options import Pass
+from lenz.options import Pass, named_function
 
 # Ops with data-dependent result sizes, which get a new name with each trace.
 UNTRACED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -29,7 +28,7 @@ UNTRACED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 def run_passes(gm: GraphModule, kind: GraphKind, passes: Sequence[Pass]) -> GraphModule:
     """Run the passes in order; raises UserError with the name of one that fails."""
     for name, given in passes:
-        run, gm.meta["kind"] = found(name), kind
+        run, gm.meta["kind"] = named_function(name), kind
         before = [len(x) for x in arguments_and_results(gm)]
         try:
             with _disable_current_modes():  # a constant of the pass is a real tensor
@@ -44,18 +43,6 @@ def run_passes(gm: GraphModule, kind: GraphKind, passes: Sequence[Pass]) -> Grap
             why = f"{type(e).__name__}: {e}"
             raise UserError(f"the pass {name} failed on the {kind} graph: {why}") from e
     return gm
-
-
-def found(name: str) -> Callable[..., Any]:
-    """Return the function "module:name"; raises UserError if there is none."""
-    module, _, path = name.partition(":")
-    try:
-        run = reduce(getattr, path.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as e:
-        raise UserError(f"option passes: there is no {name}: {e}") from e
-    if not callable(run):
-        raise UserError(f"option passes: {name} is a {type(run).__name__}, no function")
-    return run
 
 
 def arguments_and_results(gm: GraphModule) -> tuple[Sequence[Any], Sequence[Any]]:

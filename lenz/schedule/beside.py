@@ -25,11 +25,13 @@ from dataclasses import replace
 from itertools import chain
 
 from lenz.context import Context
+from lenz.errors import UserError
 from lenz.ir import kernel as ir
 from lenz.ir.graph import Extern, View, note_memory, outs_of, reads_of, returned_by, spread_over
 from lenz.ir.printer import show_expr
 from lenz.ir.tensor import Buffer, axis
 from lenz.machines import runs_programs
+from lenz.options import Pass, named_function
 from lenz.records import dataclass, field
 from lenz.schedule.order import RETURNED
 from lenz.sym import ONE, SymEnv, Var
@@ -83,7 +85,8 @@ def share_launches(s: ir.Schedule, cx: Context) -> ir.Schedule:
         for lower, x in [*waiting.items()]:
             if lower[1] < which[1] and x.blocks(w.reads, w.writes):
                 start(lower)
-        for part in _parts(w.launches, most):
+        groups = _divided(w.launches, cx.options.launch_groups)
+        for part in chain.from_iterable(_parts(g, most) for g in groups):
             joins = part[1:] and cx.allow("side by side", part[0].kernel.name)
             found.extend([_joined(part, names)] if joins else part)
 
@@ -173,6 +176,17 @@ def _parts(waiting: Sequence[ir.Launch], most: int) -> Iterator[list[ir.Launch]]
         part = wider
     if part:
         yield part
+
+
+def _divided(waiting: Sequence[ir.Launch], passes: Sequence[Pass]) -> Sequence[Sequence[ir.Launch]]:
+    """The groups that the user's functions make of launches, none of which needs another."""
+    groups: Sequence[Sequence[ir.Launch]] = [waiting]
+    for name, given in passes:
+        run = named_function(name)
+        groups = [part for group in groups for part in run(group, **dict(given))]
+        if sorted(map(id, chain.from_iterable(groups))) != sorted(map(id, waiting)):
+            raise UserError(f"the groups of {name} do not hold each launch once")
+    return groups
 
 
 def _form(k: ir.Kernel) -> object:

@@ -31,6 +31,7 @@ OTHER: dict[str, Any] = {
     "logs": ("ir", "time"),
     "memory_budget": 0.5,
     "passes": (("a.b:c", ()), ("d:e.f", ())),
+    "launch_groups": (("a.b:c", ()),),
 }
 
 
@@ -138,7 +139,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"cache_dir": 3}, "option cache_dir: expected str"),
     ({"debug_dir": 3}, "option debug_dir: expected str | None, got 3"),
     ({"cache_dir": "a\0b"}, "option cache_dir: expected str | None, got 'a\\x00b'"),
-    ({"passes": 3}, "option passes: expected a list of passes, got 3"),
+    ({"passes": 3}, "option passes: expected a list of functions, got 3"),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lenz
+from lenz.errors import UserError
 from lenz.ir.graph import Extern
 from lenz.ir.kernel import Launch, Schedule, grids
 from lenz.machine.cuda.triton.kernel import emit
+from lenz.options import Options
 from lenz.pipeline import named
 from lenz.schedule.beside import ARGUMENTS, share_launches
 from tests.gpu_oracle import assert_function, cubins, gpu_context
@@ -56,6 +58,49 @@ def test_the_option_says_how_many() -> None:
     assert launches(joined(four, *FOUR)) == [4]
     assert launches(joined(four, *FOUR, most=2)) == [2, 2]
     assert launches(joined(four, *FOUR, most=1)) == [1, 1, 1, 1]
+
+
+def by_kind(launches: Sequence[Launch]) -> list[list[Launch]]:
+    """A user's groups: reductions apart from the rest."""
+    rows = [x for x in launches if x.kernel.kind == "reduction"]
+    return [rows, [x for x in launches if x not in rows]]
+
+
+def reversed_by(launches: Sequence[Launch], size: int) -> list[list[Launch]]:
+    """A user's groups of a size, the last one first."""
+    found = [*launches][::-1]
+    return [found[i : i + size] for i in range(0, len(found), size)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "made"),
+    [
+        ((by_kind,), [2, 2]),
+        (((reversed_by, {"size": 3}),), [3, 1]),
+        ((by_kind, (reversed_by, {"size": 1})), [1, 1, 1, 1]),
+    ],
+)
+def test_users_divide_kernels_among_launches(groups: Any, made: list[int]) -> None:
+    cx = gpu_context()
+    options = Options.from_environment({"launch_groups": groups}, {})
+    s = share_launches(named(assert_function(four, *FOUR)), replace(cx, options=options))
+    assert launches(s) == made
+
+
+def test_groups_of_users_hold_each_launch_once() -> None:
+    def divided(how: Any) -> None:
+        options = Options.from_environment({"launch_groups": how}, {})
+        s = named(assert_function(four, *FOUR))
+        share_launches(s, replace(gpu_context(), options=options))
+
+    with pytest.raises(UserError, match=r"groups of .*:some_twice do not hold each launch once"):
+        divided([some_twice])
+    with pytest.raises(UserError, match=r"there is no .*:nobody"):
+        divided([f"{__name__}:nobody"])
+
+
+def some_twice(launches: Sequence[Launch]) -> list[list[Launch]]:
+    return [[*launches], [*launches]]
 
 
 def test_sizes_may_be_symbolic() -> None:
