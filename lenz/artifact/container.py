@@ -128,28 +128,34 @@ def quoted(name: str) -> str:
 
 def read(source: str | os.PathLike[str] | bytes) -> Contents:
     """Read an artifact. Raises UserError for other files, damaged ones, and other formats."""
-    from safetensors import SafetensorError
-
     if not isinstance(source, bytes) and Path(source).is_dir():
         source = Path(source) / WHOLE
-    try:
+    with untrusted():
         head, tensors = _from_bytes(source) if isinstance(source, bytes) else _from_file(source)
         text = head["lenz"]
         if hashlib.sha256(text.encode()).hexdigest() != head["sha256"]:
             raise UserError("this artifact is damaged: the manifest has changed")
         manifest = json.loads(text)
+        if (found := manifest["format"]) != FORMAT:
+            raise UserError(f"this artifact has format {found}; this lenz reads {FORMAT}")
+        if manifest["sums"].keys() != tensors.keys():
+            raise UserError("this artifact is damaged: tensors are missing")
+        for name, t in tensors.items():
+            if digest(name, t) != manifest["sums"][name]:
+                raise UserError(f"this artifact is damaged: {name!r} has changed")
+    return Contents(manifest, tensors)
+
+
+@contextmanager
+def untrusted() -> Iterator[None]:
+    """Raise UserError for what reading other data than lenz wrote raises."""
+    try:
+        yield
     except UserError:
         raise
-    except (SafetensorError, KeyError, ValueError, TypeError) as e:
-        raise UserError(f"this is not a lenz artifact, or a damaged one: {e}") from e
-    if manifest["format"] != FORMAT:
-        raise UserError(f"this artifact has format {manifest['format']}; this lenz reads {FORMAT}")
-    if manifest["sums"].keys() != tensors.keys():
-        raise UserError("this artifact is damaged: tensors are missing")
-    for name, t in tensors.items():
-        if digest(name, t) != manifest["sums"][name]:
-            raise UserError(f"this artifact is damaged: {name!r} has changed")
-    return Contents(manifest, tensors)
+    except Exception as e:  # data can be wrong in any way
+        why = f"{type(e).__name__}: {e}"
+        raise UserError(f"this is not a lenz artifact, or a damaged one: {why}") from e
 
 
 def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, str], dict[str, Tensor]]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lenz.artifact import specs
-from lenz.artifact.container import Contents, Manifest, read, to_bytes, write, write_folder
+from lenz.artifact import container, specs
+from lenz.artifact.container import Contents, Manifest, read, to_bytes, untrusted
 from lenz.errors import UserError, some
 from lenz.ir.interned import uncollected
 from lenz.ir.lexer import ReadError
@@ -41,7 +41,7 @@ def load(source: str | os.PathLike[str] | bytes) -> CompiledArtifact:
     Raises UserError, with the reason, if the artifact is damaged or if this machine or torch cannot
     run it.
     """
-    with uncollected():
+    with uncollected(), untrusted():
         return CompiledArtifact(read(source))
 
 
@@ -80,7 +80,8 @@ class CompiledArtifact:
         """Write the artifact for `lenz.load`: one file, or a folder with readable texts."""
         if format not in ("binary", "unpacked"):
             raise UserError(f"unknown format {format!r}", hint="formats are binary, unpacked")
-        (write if format == "binary" else write_folder)(path, self._contents)
+        writer = container.write if format == "binary" else container.write_folder
+        writer(path, self._contents)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program. Raises UserError for arguments that it was not exported for."""

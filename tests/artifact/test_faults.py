@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from torch import nn
 
 import lenz
 from lenz.artifact import container
+from lenz.artifact.container import untrusted
+from lenz.artifact.show import summary
 from lenz.errors import UserError
 from tests.arch.source import REPOSITORY
 
@@ -31,10 +35,15 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def changed(data: bytes, **how: Any) -> bytes:
-    """The artifact with another manifest, whose checksum is right."""
+def manifest_of(data: bytes) -> dict[str, Any]:
     head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    text = json.dumps({**json.loads(head["lenz"]), **how}, sort_keys=True)
+    found: dict[str, Any] = json.loads(head["lenz"])
+    return found
+
+
+def changed(data: bytes, manifest: dict[str, Any]) -> bytes:
+    """The artifact with another manifest, whose checksum is right."""
+    text = json.dumps(manifest, sort_keys=True)
     told = {"lenz": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     return save(load(data), told)
 
@@ -50,15 +59,42 @@ def changed(data: bytes, **how: Any) -> bytes:
 )
 def test_another_version_is_refused(good: bytes, how: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        lenz.load(changed(good, **how))
+        lenz.load(changed(good, manifest_of(good) | how))
 
 
 def test_a_plan_that_this_lenz_cannot_read_is_refused(good: bytes) -> None:
-    head = json.loads(good[8 : 8 + int.from_bytes(good[:8], "little")])["__metadata__"]
-    variants = json.loads(head["lenz"])["variants"]
-    variants[0]["plan"] = "plan graph { nonsense }"
+    manifest = manifest_of(good)
+    manifest["variants"][0]["plan"] = "plan graph { nonsense }"
     with pytest.raises(UserError, match="from another lenz"):
-        lenz.load(changed(good, variants=variants))
+        lenz.load(changed(good, manifest))
+
+
+def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each place in a manifest: what holds it, and its key there."""
+    for key in sorted(value) if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], (dict, list)):
+            yield from places_of(value[key])
+
+
+@pytest.mark.parametrize("new", [None, -1, "x", [], {}, "absent"], ids=repr)
+def test_a_manifest_of_other_data_is_refused_or_loads(good: bytes, new: Any) -> None:
+    """Whoever edits a manifest can make its checksum right too."""
+    refused = 0
+    for number in range(len([*places_of(manifest_of(good))])):
+        other = manifest_of(good)
+        holder, key = [*places_of(other)][number]
+        if new == "absent":
+            del holder[key]
+        else:
+            holder[key] = new
+        try:
+            lenz.load(data := changed(good, other))
+        except UserError:
+            refused += 1
+        with contextlib.suppress(UserError), untrusted():
+            summary(container.read(data), plan=True)
+    assert refused > 10
 
 
 @pytest.mark.parametrize("seed", range(4))
