@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lenz.ir.graph import Graph
-from lenz.ir.kernel import Kernel, KernelKind, Launch, Schedule
+from lenz.ir.kernel import For, Kernel, KernelKind, Launch, Schedule, walk
 from lenz.ir.reader import read
 from lenz.ir.verify import verify
 from lenz.machine.cuda.shape import Shape
@@ -145,6 +145,18 @@ def test_large_kernels_have_a_choice(
         assert len(set(names)) == len(names), names
         for k in x.candidates:
             assert (k.params, k.sizes, k.name) == (x.kernel.params, x.kernel.sizes, x.kernel.name)
+
+
+def is_looped(k: Kernel) -> bool:
+    """Whether a program walks over its row, and does not hold all of it."""
+    return any(isinstance(x, For) and x.kind == "seq" for x in walk(k.body))
+
+
+@pytest.mark.parametrize(("text", "length"), [(SOFTMAX, 16384), (SOFTMAX, 32768), (ARGMAX, 40000)])
+def test_long_rows_are_held_or_looped_by_measurement(text: str, length: int) -> None:
+    (launch,) = candidates(filled(text, 2048, length))[1]
+    found = [is_looped(k) for k in launch.candidates]
+    assert {*found} == {False, True}, [config(k) for k in launch.candidates]
 
 
 def test_the_workspace_of_a_scan_is_large_enough_for_every_candidate() -> None:
