@@ -80,6 +80,9 @@ class Options:
         "Limit on the saved tensors of a training step: a fraction of the default, above 0 and"
         " up to 1, or bytes. The cheapest results are recomputed.",
     )
+    save_as: Literal["float8_e5m2", "float8_e4m3fn"] | None = option(
+        None, "Save activations of half types as 8-bit floats for backward: gradients are rounded."
+    )
     passes: tuple[Pass, ...] = option(
         (),
         "Your functions that change each FX graph before it is lowered, in order: `module:name`, or"

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from lenz.errors import Unsupported
 from lenz.frontend import again
 from lenz.frontend.budget import choose_saved
+from lenz.frontend.in_float8 import save_in_float8
 from lenz.frontend.normalise import drop_noops, merge, touched_by
 from lenz.frontend.overwritten import copy_arguments, drop_copies, unviewed
 from lenz.frontend.places import KINKED, SIZED, by_mask, places_below, shorten, without_elements
@@ -40,7 +41,8 @@ SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
 
 def split(
     joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int,
-    native: frozenset[str] = frozenset(), budget: float | None = None, **rest: Any,
+    native: frozenset[str] = frozenset(), budget: float | None = None, save_as: str | None = None,
+    **rest: Any,
 ) -> tuple[GraphModule, GraphModule]:  # fmt: skip
     """Return the forward and the backward half of `joint`, by torch's min-cut partitioner.
 
@@ -51,7 +53,7 @@ def split(
     gradient of a maximum, are saved too. Large index tensors, such as those of maxima, are saved in
     the shortest type that holds them. Norms are recomputed from values that their gradients read
     anyway. Old values of overwritten arguments are copied. `native` names the ops that have a
-    lowering and may fuse. `budget` is the option `memory_budget`.
+    lowering and may fuse. `budget` is the option `memory_budget`; `save_as` has its own name.
     """
     calls = [n for n in joint.graph.nodes if n.op == "call_function"]
     wrong = {k for n in calls for k in mistold_by(n, n.meta.get("val"))}
@@ -93,6 +95,8 @@ def split(
             joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
         )
     drop_copies(halves[0])
+    if save_as is not None:
+        save_in_float8(halves[0].graph, halves[1].graph, num_fwd_outputs, getattr(torch, save_as))
     return halves
 
 

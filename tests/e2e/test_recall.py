@@ -203,7 +203,7 @@ def test_a_key_tells_options_target_and_versions(
         "fuse": False, "fuse_reductions": False, "inline": False, "horizontal": False,
         "reuse_buffers": False, "emulate_rounding": True, "eager_random": True,
         "aligned": False, "size_facts": False, "autotune": True, "passes": (("m:f", ()),),
-        "memory_budget": 0.5, "cuda_graphs": "on", "side_by_side": 1,
+        "memory_budget": 0.5, "cuda_graphs": "on", "side_by_side": 1, "save_as": "float8_e5m2",
     }  # fmt: skip
     for name, value in changed.items():
         found[name] = keys.key_of(p, recall.context(replace(options, **{name: value})))  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def test_every_option_that_changes_code_is_in_the_key() -> None:
     assert keyed - told == {
         "fuse", "fuse_reductions", "inline", "horizontal", "reuse_buffers", "emulate_rounding",
         "eager_random", "aligned", "size_facts", "autotune", "passes", "memory_budget",
-        "cuda_graphs", "side_by_side",
+        "cuda_graphs", "side_by_side", "save_as",
     }, "test_a_key_tells_options_target_and_versions does not try all of them"  # fmt: skip
 
 

@@ -27,6 +27,7 @@ OTHER: dict[str, Any] = {
     "profile_output": "elsewhere.json",
     "ranges": "calls",
     "debug_values": "save",
+    "save_as": "float8_e5m2",
     "debug_kernels": "fused_0,fused_1",
     "logs": ("ir", "time"),
     "memory_budget": 0.5,
