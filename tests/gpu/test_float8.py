@@ -10,6 +10,7 @@ from lenz.debug.report import KernelReport
 from lenz.ir.dtype import DType, dtype_of
 from tests.codegen.test_float8 import E4, E5, PROGRAMS, inputs, quantize
 from tests.e2e.sides import agree, same
+from tests.frontend.test_in_float8 import bytes_of, error, layers, step, weights
 from tests.ops.test_float8 import every_byte, hard_numbers
 
 TYPES = (E4, E5)
@@ -45,3 +46,13 @@ def test_quantizing_rows_is_one_kernel(to: torch.dtype, device: str) -> None:
     torch.testing.assert_close(report.result[1], quantize(x, to)[1], rtol=2e-7, atol=0.0)  # type: ignore[index]
     values, scale = report.result
     same(values, (x.float() / scale).to(to), 0.0, True)  # type: ignore[has-type]
+
+
+@pytest.mark.parametrize("to", TYPES, ids=str)
+def test_activations_are_saved_in_eight_bits(to: torch.dtype, device: str) -> None:
+    inputs, name = [t.to(device) for t in weights(4)], str(to).removeprefix("torch.")
+    results, grads, saved = step(layers, inputs, name)
+    wanted, exact, usual = step(layers, inputs, None)
+    assert all(map(torch.equal, results, wanted))
+    assert {t.dtype for t in saved} == {to} and bytes_of(saved) <= 0.55 * bytes_of(usual)
+    assert all(error(a, b) < 0.05 for a, b in zip(grads, exact, strict=True))
