@@ -52,6 +52,13 @@ def test_a_million(name: str) -> None:
         assert not breaks(*pair, torch.float32), pair
 
 
+@pytest.mark.parametrize("length", (100, 256, 400))
+def test_means_of_narrow_columns(length: int) -> None:
+    """The gradient of a variance subtracts the mean."""
+    for pair in ratios("var of large means", "columns", length, torch.float32, "cpu", 8):
+        assert not breaks(*pair, torch.float32), pair
+
+
 @pytest.mark.parametrize("length", (4097, 8192, 100_003))
 def test_long_sums_in_parts(length: int) -> None:
     x = torch.randn(300, length, generator=torch.Generator().manual_seed(length))
