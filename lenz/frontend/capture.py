@@ -103,7 +103,6 @@ def capture(
         return compile_part if kind != "backward" else rescued(compile_part, failed)
 
     counters["aot_autograd"]["total"] += 1
-    cut = partial(split, native=native, budget=options.memory_budget, save_as=options.save_as)
     patched = functorch_config.patch({**CONFIG, **KEEPING})
     with patched, uncollected(), compiling(), composites(), kept_tensors():
         compiled = aot_module_simplified(
@@ -112,7 +111,7 @@ def capture(
             fw_compiler=compiler("forward"),
             bw_compiler=undynamic(compiler("backward")),
             inference_compiler=compiler("inference"),
-            partition_fn=cut,
+            partition_fn=partial(split, native=native, options=options),
             decompositions=decompositions(native),
             keep_inference_input_mutations=True,
         )

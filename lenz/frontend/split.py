@@ -22,6 +22,7 @@ from lenz.frontend.normalise import drop_noops, merge, touched_by
 from lenz.frontend.overwritten import copy_arguments, drop_copies, unviewed
 from lenz.frontend.places import KINKED, SIZED, by_mask, places_below, shorten, without_elements
 from lenz.frontend.restride import mistold_by, restride
+from lenz.options import Options
 from lenz.traits import has, is_random
 
 aten = torch.ops.aten
@@ -41,8 +42,7 @@ SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
 
 def split(
     joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int,
-    native: frozenset[str] = frozenset(), budget: float | None = None, save_as: str | None = None,
-    **rest: Any,
+    native: frozenset[str], options: Options, **rest: Any,
 ) -> tuple[GraphModule, GraphModule]:  # fmt: skip
     """Return the forward and the backward half of `joint`, by torch's min-cut partitioner.
 
@@ -53,7 +53,7 @@ def split(
     gradient of a maximum, are saved too. Large index tensors, such as those of maxima, are saved in
     the shortest type that holds them. Norms are recomputed from values that their gradients read
     anyway. Old values of overwritten arguments are copied. `native` names the ops that have a
-    lowering and may fuse. `budget` is the option `memory_budget`; `save_as` has its own name.
+    lowering and may fuse.
     """
     calls = [n for n in joint.graph.nodes if n.op == "call_function"]
     wrong = {k for n in calls for k in mistold_by(n, n.meta.get("val"))}
@@ -79,7 +79,7 @@ def split(
             again.norm_in_parts(joint.graph, n, backward)
         elif n.target is aten.native_batch_norm_backward.default and n.args[7]:
             n.args = (*n.args[:3], None, None, *n.args[5:])  # unused running statistics
-        elif budget is not None and n.target is aten.native_dropout.default:
+        elif options.memory_budget is not None and n.target is aten.native_dropout.default:
             again.dropout_in_parts(joint.graph, n)
         elif n.target in SIZED:
             without_elements(joint.graph, n)
@@ -90,13 +90,14 @@ def split(
     # What one checkpoint recomputes, another part may have to save.
     merge(joint, "ac_graph_id")
     mark(joint.graph, behind_tangents(joint.graph), native)  # with the joins
-    with fusing(budget):
+    with fusing(options.memory_budget):
         halves = partitioners.min_cut_rematerialization_partition(
             joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
         )
     drop_copies(halves[0])
-    if save_as is not None:
-        save_in_float8(halves[0].graph, halves[1].graph, num_fwd_outputs, getattr(torch, save_as))
+    if options.save_as is not None:
+        short = getattr(torch, options.save_as)
+        save_in_float8(halves[0].graph, halves[1].graph, num_fwd_outputs, short)
     return halves
 
 
