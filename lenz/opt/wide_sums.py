@@ -5,11 +5,9 @@
 
 Eager adds f32 in cascades, whose error hardly grows with the length. Running sums of n numbers in k
 lanes are off by sqrt(n / k) units in the last place: for 10^6 numbers, 5 times eager's error.
-Columns have one lane each, which adds 4 rows at once, or 16 wide rows (`machine/cpu/schedule`):
-means of 24 columns of 256 numbers about 1000 were 3 times as far off as eager's in f32. If columns
-are split, `split_reduce` adds their parts in f64. In a product the errors of all factors add up. In
-cache f64 takes 5 to 30% longer, a cost that short rows avoid; if a loop over a long row does
-nothing else, the CPU's loops sum parts of it in f32 again.
+Columns have one lane each: means of 24 columns of 256 numbers about 1000 were 3 times as far off as
+eager's. In a product the errors of all factors add up. In cache f64 takes 5 to 30% longer, a cost
+that short sums avoid; if a loop does nothing else, the CPU's loops sum parts of it in f32 again.
 """
 
 from __future__ import annotations
@@ -18,10 +16,11 @@ from lenz.context import Context
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.machines import runs_programs
 from lenz.opt.each import each
-from lenz.opt.split_reduce import CPU_ROWS, chunk_count, in_f64, is_outer
+from lenz.opt.split_reduce import chunk_count, in_f64, is_outer
 from lenz.sym import product
 
-LONGEST_ROW, LONGEST_PRODUCT = 4096, 64  # longest sums that stay in f32: 64 numbers per lane
+LONGEST_ROW = 4096  # longest sum that stays in f32: 64 numbers per lane
+LONGEST_COLUMN = LONGEST_PRODUCT = 64
 
 
 def wide_sums(g: Graph, cx: Context) -> Graph:
@@ -36,9 +35,7 @@ def wide_sums(g: Graph, cx: Context) -> Graph:
             return length > LONGEST_PRODUCT
         if not is_outer(n, layouts):
             return length > LONGEST_ROW
-        columns = g.env.hint(n.axes[-1].extent)
-        longest = 64 if columns < 128 else 256 if columns < 512 else CPU_ROWS
-        return length > longest and chunk_count(n, layouts, g.env) == 1
+        return length > LONGEST_COLUMN and chunk_count(n, layouts, g.env) == 1
 
     def wide(n: Node) -> Node:
         if isinstance(n, Reduction) and is_long(n) and cx.allow("wide_sums", n.out.name):
