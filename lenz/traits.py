@@ -133,13 +133,13 @@ choice=1 strides=like twins: sort
 choice=2: topk kthvalue
 truth: logical_and logical_or logical_xor logical_not any all
 norm: linalg_vector_norm norm
-linear: add sub rsub subtract neg negative sum trace cumsum scatter_add index_add index_fill
+linear: neg negative sum trace cumsum scatter_add index_add index_fill
     select_backward slice_backward diagonal_backward col2im
 linear strides=like: index_fill.int_Scalar index_fill.int_Tensor
 linear strides=here: tril triu diag_embed im2col masked_fill.Scalar
 linear strides=told: masked_fill
 linear strides=spread: diagonal_scatter
-linear strides=iteration reversed: rsub.Tensor
+strides=iteration reversed: rsub.Tensor
 reversed: threshold_backward leaky_relu_backward
 strides=told: conj_physical positive view.dtype floor_divide.Scalar
 strides=dense: mse_loss_backward smooth_l1_loss_backward huber_loss_backward glu_backward

@@ -235,8 +235,6 @@ def _parts(types: tuple[TensorType | None, ...]) -> tuple[TensorType | None, ...
 def alike(b: GraphBuilder, target: Any, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:
     """The real lowering, applied to each part; a real result comes from the real part."""
     types, names = b.results, [a.name for a in target._schema.arguments]
-    if isinstance(kwargs.get("alpha"), complex):
-        raise Decline("a complex factor")
     if b.result.dtype not in PARTS:
         if b.result.dtype is BOOL:
             return truth(b, args[-1], b.result)

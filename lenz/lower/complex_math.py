@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 from lenz import ops
+from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr, const
 from lenz.ir.tensor import contiguous
 from lenz.lower.arithmetic import short_powers
@@ -41,34 +43,84 @@ def div(x: Pair, y: Pair) -> Pair:
     p, q = _choose(wide, (a, b), (b, a))
     r = small / large
     scale = ops.reciprocal(large + small * r)
-    im = q - p * r
-    im = ops.where(wide, im, -im)
+    im = ops.where(wide, q - p * r, p * r - q)  # of zeros, the second is not the negated first
     found = (p + q * r) * scale, im * scale
     return _choose(zero, (a / abs(c), b / abs(c)), found)
 
 
+# The largest whole number whose exponential is finite.
+_MOST = {F32: 88.0, F64: 709.0}
+
+
 def exp(z: Pair) -> Pair:
-    """e^a (cos b + i sin b); a real number stays real, and e^-inf is 0."""
+    """e^a (cos b + i sin b); a real number stays real.
+
+    Where e^a overflows and its product may not, it has two factors.
+    """
     (a, b) = z
-    e, gone = ops.exp(a), ops.eq(a, -math.inf)
-    re = ops.where(gone, 0.0, e * ops.cos(b))
-    im = ops.where(gone, 0.0, e * ops.sin(b))
-    return re, ops.where(ops.eq(b, 0.0), b, im)
+    most, one = _MOST[a.dtype], const(1.0, a.dtype)
+    great, angle = a > most, _angle(a, b)
+    e, rest = ops.exp(ops.where(great, a - most, a)), ops.where(great, math.exp(most), one)
+    im = e * ops.sin(angle) * rest
+    return e * ops.cos(angle) * rest, ops.where(ops.eq(b, 0.0), b, im)
+
+
+def _angle(a: Expr, b: Expr) -> Expr:
+    """b, or 0 where it is no angle of an infinite number, which stays infinite (C99, G.6)."""
+    return ops.where(ops.isinf(a) & ~ops.isfinite(b), ops.copysign(0.0, b), b)
+
+
+def _by_size(size: Expr, limits: tuple[float, float], forms: tuple[float, float, float]) -> Expr:
+    """The form below both limits, between them, or above."""
+    tiny, usual, great = forms
+    small = ops.where(size < limits[0], tiny, const(usual, size.dtype))
+    return ops.where(size > limits[1], great, small)
+
+
+def _ordered(z: Pair) -> Pair:
+    """The sizes of both parts, the larger one first."""
+    a, b = abs(z[0]), abs(z[1])
+    return _choose(a > b, (a, b), (b, a))
 
 
 def log(z: Pair) -> Pair:
-    """ln |z| and the angle, from -pi to pi."""
-    return ops.log(ops.hypot(*z)), ops.atan2(z[1], z[0])
+    """ln(|z|^2) / 2, of a scaled number if squares may overflow or vanish, and the angle.
+
+    Near the unit circle it is ln(1 + d) / 2 with d = |z|^2 - 1, whose digits |z|^2 has lost.
+    """
+    x, y = _ordered(z)
+    limits, down, up = ((1e-17, 1e18), -70, 100) if x.dtype is F32 else ((1e-140, 1e150), -600, 800)
+    scale = _by_size(x, limits, (2.0**up, 1.0, 2.0**down))
+    p, q, d = x * scale, y * scale, _beyond_one(x, y)
+    near, zero = abs(d) < 0.5, const(0.0, x.dtype)
+    u = ops.where(near, d + 1.0, ops.fma(p, p, q * q))
+    u = ops.where(ops.isinf(x) | ops.isinf(y), math.inf, u)
+    lost = ops.where(near, (d - (u - 1.0)) * (2.0 - u), zero)  # u's rounding error over u, nearly
+    unscaled = _by_size(x, limits, (-up * math.log(2), 0.0, -down * math.log(2)))
+    return ops.fma(ops.log(u) + lost, 0.5, unscaled), ops.atan2(z[1], z[0])
+
+
+def _beyond_one(x: Expr, y: Expr) -> Expr:
+    """x^2 + y^2 - 1 near 0, as (x - 1) (x + 1) + y^2 with the errors of their rounding.
+
+    Each sum is also right if it is fused with a product.
+    """
+    below, above, q = x - 1.0, x + 1.0, y * y
+    return ops.fma(below, above, q) + (below * (x - (above - 1.0)) + ops.fma(y, y, -q))
 
 
 def sqrt(z: Pair) -> Pair:
     """The root with a real part >= 0: t = sqrt((|a| + |z|) / 2) and |b| / 2t, in either order."""
-    (a, b) = z
+    size, _ = _ordered(z)
+    limits = (1e-30, 1e38) if size.dtype is F32 else (1e-290, 1e307)  # where |z| has all digits
+    scale = _by_size(size, limits, (2.0**60, 1.0, 0.25))
+    (a, b) = z[0] * scale, z[1] * scale
     t = ops.sqrt(abs(a) * 0.5 + ops.hypot(a, b) * 0.5)
-    other = ops.where(ops.eq(t, 0.0), t, abs(b) * 0.5 / t)
+    other = ops.where(ops.eq(t, 0.0), t, abs(b) / (t + t))
     t, other = _choose(ops.isinf(b), (abs(b), abs(b)), (t, other))
     re, im = _choose(a >= 0.0, (t, other), (other, t))
-    return re, ops.copysign(im, b)
+    root = _by_size(size, limits, (2.0**-30, 1.0, 2.0))
+    return re * root, ops.copysign(im * root, b)
 
 
 def sgn(z: Pair) -> Pair:
@@ -79,31 +131,60 @@ def sgn(z: Pair) -> Pair:
 
 
 def power(x: Pair, y: Pair) -> Pair:
-    """x^y: products for small whole y, else e^(y ln x), where 0^0 = 1 and else 0^y = 0."""
-    one, zero = const(1.0, x[0].dtype), const(0.0, x[0].dtype)
+    """x^y: products for small whole y, else e^(y ln x), which is NaN for 0^0 as in eager."""
     forms: dict[Any, Callable[[Pair], Pair]] = short_powers(mul, sqrt, reciprocal)
     c, d = map(ops.value_of, y)
+    if d == 0 and c == 0:
+        return const(1.0, x[0].dtype), const(0.0, x[0].dtype)
     if d == 0 and c in forms:
         return forms[c](x)
-    of_zero = ops.where(ops.eq(y[0], 0.0) & ops.eq(y[1], 0.0), one, zero)
-    nothing = ops.eq(x[0], 0.0) & ops.eq(x[1], 0.0)
-    return _choose(nothing, (of_zero, zero), exp(mul(y, log(x))))
+    return exp(_product(y, log(x)))
+
+
+def _product(x: Pair, y: Pair) -> Pair:
+    """x y, infinite if a factor or a product of parts is (C99, G.5.1)."""
+    re, im = mul(x, y)
+    overflows = [ops.isinf(p * q) for p in x for q in y]
+    lost = ops.isnan(re) & ops.isnan(im) & reduce(or_, overflows)
+
+    def bounded(z: Pair) -> Pair:
+        """0 for NaN, and in an infinite number 1 for infinity and 0 for others."""
+        is_infinite = ops.isinf(z[0]) | ops.isinf(z[1])
+        kept: Fn = lambda e: ops.where(
+            is_infinite | ops.isnan(e), ops.cast(ops.isinf(e), e.dtype), e
+        )
+        return ops.copysign(kept(z[0]), z[0]), ops.copysign(kept(z[1]), z[1])
+
+    return _choose(lost, _scaled(mul(bounded(x), bounded(y)), math.inf), (re, im))
 
 
 def _hyperbolic(z: Pair, even: Fn, odd: Fn) -> Pair:
-    """even(a) cos b + i odd(a) sin b; a real number stays real."""
+    """even(a) cos b + i odd(a) sin b, with two factors where the functions overflow."""
     (a, b) = z
-    return even(a) * ops.cos(b), ops.where(ops.eq(b, 0.0), b, odd(a) * ops.sin(b))
+    most, one = _MOST[a.dtype], const(1.0, a.dtype)
+    great, less = abs(a) > most, most - 20.0  # both are e^|a| / 2 from 20 on
+    rest = ops.where(great, math.exp(less), one)
+    angle = _angle(a, b)
+    a = ops.where(great, ops.copysign(abs(a) - less, a), a)
+    return even(a) * ops.cos(angle) * rest, odd(a) * ops.sin(angle) * rest
 
 
 def sinh(z: Pair) -> Pair:
-    """sinh a cos b + i cosh a sin b; i sin z is sinh iz."""
-    return _hyperbolic(z, ops.sinh, ops.cosh)
+    """sinh a cos b + i cosh a sin b; sin z is i sinh -iz. Real and imaginary numbers stay so."""
+    (a, b) = z
+    re, im = _hyperbolic(z, ops.sinh, ops.cosh)
+    lost = ~ops.isfinite(b)
+    re = ops.where(lost & ops.isinf(a), abs(a), ops.where(lost & ops.eq(a, 0.0), a, re))
+    return re, ops.where(ops.eq(b, 0.0), b, im)
 
 
 def cosh(z: Pair) -> Pair:
-    """cosh a cos b + i sinh a sin b; cos z is cosh iz."""
-    return _hyperbolic(z, ops.cosh, ops.sinh)
+    """cosh a cos b + i sinh a sin b; cos z is cosh iz. Real results stay so."""
+    (a, b) = z
+    re, im = _hyperbolic(z, ops.cosh, ops.sinh)
+    im = ops.where(ops.eq(a, 0.0) & ~ops.isfinite(b), 0.0, im)
+    signed = ops.where(ops.isnan(a), b, b * ops.copysign(1.0, a))
+    return re, ops.where(ops.eq(b, 0.0), signed, im)
 
 
 def reciprocal(z: Pair) -> Pair:
@@ -127,9 +208,13 @@ def _turned(z: Pair) -> Pair:
     return -z[1], z[0]
 
 
-def _sum(x: Pair, y: Pair, z: Pair, factor: Pair) -> Pair:
-    p = mul(mul(factor, y), z)
+def _plus(x: Pair, y: Pair, factor: Pair) -> Pair:
+    p = mul(factor, y)
     return x[0] + p[0], x[1] + p[1]
+
+
+def _plus_parts(x: Pair, y: Pair, factor: Pair) -> Pair:
+    return ops.fma(factor[0], y[0], x[0]), ops.fma(factor[0], y[1], x[1])
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
@@ -148,7 +233,7 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "cosh": cosh,
     "sinh": sinh,
     "cos": lambda z: cosh(_turned(z)),
-    "sin": lambda z: _turned(_scaled(sinh(_turned(z)), -1.0)),
+    "sin": lambda z: _turned(sinh((z[1], -z[0]))),
     "abs absolute": lambda z: ops.hypot(*z),
     "angle": lambda z: ops.atan2(z[1], z[0]),
     "eq": _is_equal,
@@ -162,10 +247,21 @@ for _names, _formula in _FORMULAS.items():
     rule(*_names.split())(elementwise(_formula))
 
 
+@rule("add")
+def add(b: GraphBuilder, x: Any, y: Any, alpha: Any = 1) -> Any:
+    """x + alpha y; on CPUs by a complex product, in which 0 + inf i becomes NaN + inf i."""
+    by_parts = runs_programs(b.result.device) and not isinstance(alpha, complex)
+    return elementwise(_plus_parts if by_parts else _plus)(b, x, y, alpha)
+
+
+rule("sub", "subtract")(lambda b, x, y, alpha=1: add(b, x, y, -alpha))
+rule("rsub")(lambda b, x, y, alpha=1: add(b, y, x, -alpha))
+
+
 @rule("addcmul")
 def addcmul(b: GraphBuilder, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
     """x + value y z."""
-    return elementwise(_sum)(b, x, y, z, value)
+    return elementwise(lambda x, y, z, factor: _plus(x, z, mul(factor, y)))(b, x, y, z, value)
 
 
 @rule("mean")

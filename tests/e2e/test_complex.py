@@ -122,3 +122,45 @@ def test_repeated_elements_of_a_conjugate(native: bool) -> None:
         made = run(z)
         grads += torch.autograd.grad(made, z, torch.ones_like(made))  # by log's saved conjugate
     torch.testing.assert_close(grads[1], grads[0])
+
+
+ENDS = (0.0, -0.0, 1.0, -2.5, float("inf"), float("-inf"), float("nan"), 1e-40, 3e38, 1e-30)
+LARGE = (0.0, -0.0, 1.0, -2.5, float("inf"), float("-inf"), float("nan"), 5e-324, 1.7e308, 1e-200)
+INNER = (1 + 1e-4j, 1 + 1e-6j, 0.6 + 0.8j, 0.70710678 + 0.70710678j)  # near the unit circle
+OUTER = (89.5 + 1e-10j, -100 + 1e-10j, 715 + 1e-12j, 3e-45 + 1.5e-45j)  # factors overflow, or lose
+FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    *(torch.exp, torch.log, torch.log2, torch.log10, torch.sqrt, torch.rsqrt),
+    *(torch.sinh, torch.cosh, torch.sin, torch.cos),
+    *(lambda z: z**1.5, lambda z: z**0, lambda z: 2.0**z, lambda z: z**-2.5),
+    *(lambda z: 1.0 - z, lambda z: z + z.real, lambda z: torch.add(z, z, alpha=2)),
+)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_ends(dtype: torch.dtype) -> None:
+    """Every part is eager's to rounding, NaN where that is NaN, and a zero has its sign.
+
+    Infinite and imaginary numbers gave NaN, moduli beyond the largest number gave infinity, and
+    logarithms near the unit circle had no right digit.
+    """
+    parts = torch.tensor(ENDS if dtype is torch.float32 else LARGE, dtype=dtype)
+    z = torch.complex(*torch.meshgrid(parts, parts, indexing="ij")).flatten()
+    z = torch.cat([z, torch.tensor(INNER + OUTER, dtype=z.dtype)])
+    fn = lambda z: tuple([f(z) for f in FUNCTIONS])
+    made = torch.compile(fn, backend="lenz", options={"on_error": "raise"})(z)
+    steps = 4 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    for got, want in zip(made, fn(z), strict=True):
+        a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (got, want))
+        torch.testing.assert_close(a, b, rtol=5e-5, atol=steps, equal_nan=True)
+        zeros = b == 0
+        assert torch.equal(a[zeros].signbit(), b[zeros].signbit()), "the sign of a zero"
+
+
+def test_powers_of_zero() -> None:
+    """They were 0 with negative exponents too."""
+    w = torch.tensor([1.5, -2.5, 1j, 0, complex("inf"), 2 - 1j], dtype=torch.complex64)
+    parts = [
+        torch.view_as_real(f(w * 0, w))
+        for f in (torch.pow, torch.compile(torch.pow, backend="lenz"))
+    ]
+    torch.testing.assert_close(parts[1], parts[0], equal_nan=True)
