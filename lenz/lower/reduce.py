@@ -21,7 +21,7 @@ from lenz.lower.dims import Split, count, cut, reduce_over
 from lenz.lower.moments import Sets, chunks_of, moments
 from lenz.lower.operand import broadcast, number, reader
 from lenz.lower.registry import lowering
-from lenz.sym import ZERO, Sym
+from lenz.sym import ONE, ZERO, Sym
 
 Dim = int | Sequence[int] | None
 Scalar = int | float
@@ -220,6 +220,8 @@ def norm(
     p, to = given.get("p", ord), b.result.dtype
     p = 2 if p is None else p
     s = cut(x.shape, dim)
+    if p != 0 and all(n is ONE for n in s.over):
+        p = 1  # of one element, whose power may overflow
     if p == math.inf and ZERO in s.over:
         # The norm of an empty row is 0, unlike max over |x|.
         return b.map(lambda i: const(0, to))

@@ -133,6 +133,7 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     *(torch.sinh, torch.cosh, torch.sin, torch.cos),
     *(lambda z: z**1.5, lambda z: z**0, lambda z: 2.0**z, lambda z: z**-2.5),
     *(lambda z: 1.0 - z, lambda z: z + z.real, lambda z: torch.add(z, z, alpha=2)),
+    lambda z: torch.linalg.vector_norm(z[None], dim=0),
 )
 
 

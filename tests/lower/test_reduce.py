@@ -209,6 +209,14 @@ def test_norms(dtype: torch.dtype, p: float) -> None:
         check(lambda x: torch.dist(x, x[:1] + 1, p), x, tolerance=loose)
 
 
+@pytest.mark.parametrize("p", (0, 0.5, 2, 3, -2, math.inf))
+def test_norms_of_one_element(p: float) -> None:
+    """They are its size, whose powers may overflow."""
+    x = torch.tensor([3e38, -1e-30, 1e-40, 0.0])
+    for norm in (torch.linalg.vector_norm, torch.norm):
+        check(lambda x, norm=norm: (norm(x[:, None], p, dim=1), norm(x[0], p)), x)
+
+
 def test_logsumexp() -> None:
     """Large values, infinities, integers, halves."""
     inf = math.inf
