@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_653,
-    "artifact": 778,
+    ".": 2_671,
+    "artifact": 783,
     "commands": 849,
     "debug": 1_558,
     "first_calls": 318,
-    "frontend": 4_276,
-    "ir": 4_200,
-    "lower": 5_600,
-    "machine": 5_851,
-    "ops": 2_012,
-    "opt": 1_712,
+    "frontend": 4_312,
+    "ir": 4_154,
+    "lower": 5_522,
+    "machine": 5_805,
+    "ops": 2_016,
+    "opt": 1_711,
     "page": 446,
     "plan": 2_139,
-    "runtime": 818,
-    "schedule": 1_666,
+    "runtime": 821,
+    "schedule": 1_674,
     "sym": 1_109,
 }
-TOTAL_CODE_LINES = 35_985
+TOTAL_CODE_LINES = 35_888
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
