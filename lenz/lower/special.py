@@ -392,8 +392,8 @@ def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr
 
     def polynomial(x: Expr, n: Expr, f: Expr) -> Expr:
         twice = x + x
-        low, high = const(0.0, x.dtype), const(1.0, x.dtype)
-        for bit in reversed(range(BITS)):
+        low, high, known = const(0.0, x.dtype), const(1.0, x.dtype), ops.value_of(n)
+        for bit in reversed(range(BITS if known is None else int(known).bit_length())):
             before = twice * low - high
             even = low * (high - before)
             odd = ops.square(high) - ops.square(low)
