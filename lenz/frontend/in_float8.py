@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
-from lenz.frontend.again import converted
+from lenz.frontend.again import converted, readers_of
 from lenz.frontend.budget import bytes_of
 from lenz.frontend.calls import inserter
 from lenz.frontend.overwritten import unviewed
@@ -42,7 +42,7 @@ def may_be_rounded(n: Node, read: Node) -> bool:
     x = n.meta["val"]
     if not isinstance(x, torch.Tensor) or x.dtype not in HALVES or unviewed(n).op == "placeholder":
         return False
-    is_exact = any("scaled_dot_product" in str(u.target) for u in read.users)
+    is_exact = any("attention" in str(u.target) for u in readers_of(read))
     is_large = bytes_of(n) >= LEAST and dense_order(x.shape, x.stride()) is not None
     return is_large and not is_exact
 

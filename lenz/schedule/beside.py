@@ -181,7 +181,7 @@ def _parts(waiting: Sequence[ir.Launch], most: int) -> Iterator[list[ir.Launch]]
 def _divided(waiting: Sequence[ir.Launch], passes: Sequence[Pass]) -> Sequence[Sequence[ir.Launch]]:
     """The groups that the user's functions make of launches, none of which needs another."""
     groups: Sequence[Sequence[ir.Launch]] = [waiting]
-    for name, given in passes:
+    for name, given in passes if len(waiting) > 1 else ():
         run = named_function(name)
         groups = [part for group in groups for part in run(group, **dict(given))]
         if sorted(map(id, chain.from_iterable(groups))) != sorted(map(id, waiting)):

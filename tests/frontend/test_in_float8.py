@@ -9,6 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Graph
+
+from lenz.frontend.in_float8 import may_be_rounded
 
 FLOAT8 = ("float8_e5m2", "float8_e4m3fn")
 
@@ -98,6 +101,17 @@ def test_what_attention_compares_with_its_sums_is_exact() -> None:
     inputs = [torch.randn(512, 128).bfloat16(), torch.randn(128, 768).bfloat16()]
     grads, exact = (step(f, inputs, how)[1] for how in ("float8_e4m3fn", None))
     assert all(map(torch.equal, grads, exact))
+
+
+@pytest.mark.parametrize("target", ["_scaled_dot_product_flash_attention_for_cpu_backward", "mm"])
+def test_attention_may_read_views_of_what_is_saved(target: str) -> None:
+    forward, backward, aten = Graph(), Graph(), torch.ops.aten
+    saved = forward.call_function(aten.relu.default, (forward.placeholder("x"),))
+    saved.meta["val"] = torch.zeros(256, 256, dtype=torch.bfloat16)
+    read = backward.placeholder("relu")
+    view = backward.call_function(aten.permute.default, (read, [1, 0]))
+    backward.call_function(getattr(aten, target).default, (view, view))
+    assert may_be_rounded(saved, read) == (target == "mm")
 
 
 @pytest.mark.parametrize("save_as", FLOAT8)

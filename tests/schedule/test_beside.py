@@ -68,6 +68,7 @@ def by_kind(launches: Sequence[Launch]) -> list[list[Launch]]:
 
 def reversed_by(launches: Sequence[Launch], size: int) -> list[list[Launch]]:
     """A user's groups of a size, the last one first."""
+    assert len(launches) > 1, "there is nothing to divide"
     found = [*launches][::-1]
     return [found[i : i + size] for i in range(0, len(found), size)]
 
