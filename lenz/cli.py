@@ -187,7 +187,7 @@ def inspect(parsed: argparse.Namespace) -> int:
     from lenz.artifact.container import read, untrusted
     from lenz.artifact.show import summary
 
-    with untrusted():
+    with untrusted("this artifact is damaged"):
         print(summary(read(parsed.artifact), plan=parsed.plan), end="")
     return 0
 

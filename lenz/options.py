@@ -289,15 +289,15 @@ def _pass(called: str, given: Any) -> Pass:
     return run.strip(), tuple(sorted(told.items()))
 
 
-def named_function(name: str) -> Callable[..., Any]:
-    """Return the function "module:name"; raises UserError if there is none."""
+def named_function(called: str, name: str) -> Callable[..., Any]:
+    """Return the function "module:name" of an option; raises UserError if there is none."""
     module, _, path = name.partition(":")
     try:
         run = reduce(getattr, path.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as e:
-        raise UserError(f"there is no {name}: {e}") from e
+        raise UserError(f"option {called}: there is no {name}: {e}") from e
     if not callable(run):
-        raise UserError(f"{name} is a {type(run).__name__}, no function")
+        raise UserError(f"option {called}: {name} is a {type(run).__name__}, no function")
     return run
 
 

@@ -130,7 +130,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Contents:
     """Read an artifact. Raises UserError for other files, damaged ones, and other formats."""
     if not isinstance(source, bytes) and Path(source).is_dir():
         source = Path(source) / WHOLE
-    with untrusted():
+    with untrusted("this is not a lenz artifact, or a damaged one"):
         head, tensors = _from_bytes(source) if isinstance(source, bytes) else _from_file(source)
         text = head["lenz"]
         if hashlib.sha256(text.encode()).hexdigest() != head["sha256"]:
@@ -147,15 +147,14 @@ def read(source: str | os.PathLike[str] | bytes) -> Contents:
 
 
 @contextmanager
-def untrusted() -> Iterator[None]:
-    """Raise UserError for what reading other data than lenz wrote raises."""
+def untrusted(what: str) -> Iterator[None]:
+    """Raise a UserError that begins with `what` for any error that foreign data causes."""
     try:
         yield
     except UserError:
         raise
     except Exception as e:  # data can be wrong in any way
-        why = f"{type(e).__name__}: {e}"
-        raise UserError(f"this is not a lenz artifact, or a damaged one: {why}") from e
+        raise UserError(f"{what}: {type(e).__name__}: {e}") from e
 
 
 def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, str], dict[str, Tensor]]:

@@ -41,7 +41,7 @@ def load(source: str | os.PathLike[str] | bytes) -> CompiledArtifact:
     Raises UserError, with the reason, if the artifact is damaged or if this machine or torch cannot
     run it.
     """
-    with uncollected(), untrusted():
+    with uncollected(), untrusted("this artifact cannot be loaded here, or is damaged"):
         return CompiledArtifact(read(source))
 
 

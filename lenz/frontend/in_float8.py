@@ -44,7 +44,7 @@ def may_be_rounded(n: Node, read: Node) -> bool:
         return False
     is_exact = any("attention" in str(u.target) for u in readers_of(read))
     is_large = bytes_of(n) >= LEAST and dense_order(x.shape, x.stride()) is not None
-    return is_large and not is_exact
+    return is_large and not is_exact and bool(read.users)
 
 
 def in_eight_bits(forward: Graph, n: Node, dtype: torch.dtype) -> Node:

@@ -28,7 +28,7 @@ UNTRACED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 def run_passes(gm: GraphModule, kind: GraphKind, passes: Sequence[Pass]) -> GraphModule:
     """Run the passes in order; raises UserError with the name of one that fails."""
     for name, given in passes:
-        run, gm.meta["kind"] = named_function(name), kind
+        run, gm.meta["kind"] = named_function("passes", name), kind
         before = [len(x) for x in arguments_and_results(gm)]
         try:
             with _disable_current_modes():  # a constant of the pass is a real tensor

@@ -17,7 +17,6 @@ then has 32 bits: its own, with -0.0 below 0.0 and NaNs of both signs above all 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from lenz import ops
 from lenz.ir.dtype import BF16, F16, F32, FLOAT8, I16, I32, I64, DType
@@ -226,8 +225,9 @@ def sort(
 
 @lowering("topk")
 def topk(
-    b: GraphBuilder, x: Value, k: int | Sym, dim: int = -1, largest: bool = True, *_: Any, **__: Any
-) -> Pair:
+    b: GraphBuilder, x: Value, k: int | Sym, dim: int = -1, largest: bool = True,
+    sorted: bool = True,
+) -> Pair:  # fmt: skip
     """The k largest (smallest) elements, sorted, and their positions; of equals, the first ones."""
 
     def first(d: int, keys: Keys) -> Value:

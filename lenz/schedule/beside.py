@@ -182,10 +182,10 @@ def _divided(waiting: Sequence[ir.Launch], passes: Sequence[Pass]) -> Sequence[S
     """The groups that the user's functions make of launches, none of which needs another."""
     groups: Sequence[Sequence[ir.Launch]] = [waiting]
     for name, given in passes if len(waiting) > 1 else ():
-        run = named_function(name)
+        run = named_function("launch_groups", name)
         groups = [part for group in groups for part in run(group, **dict(given))]
         if sorted(map(id, chain.from_iterable(groups))) != sorted(map(id, waiting)):
-            raise UserError(f"the groups of {name} do not hold each launch once")
+            raise UserError(f"option launch_groups: {name} does not give each launch once")
     return groups
 
 

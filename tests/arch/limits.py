@@ -13,7 +13,7 @@ CLASS_METHODS = 15
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
     ".": 2_671,
-    "artifact": 783,
+    "artifact": 782,
     "commands": 849,
     "debug": 1_558,
     "first_calls": 318,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_674,
     "sym": 1_109,
 }
-TOTAL_CODE_LINES = 35_888
+TOTAL_CODE_LINES = 35_887
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

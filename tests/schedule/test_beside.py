@@ -94,9 +94,9 @@ def test_groups_of_users_hold_each_launch_once() -> None:
         s = named(assert_function(four, *FOUR))
         share_launches(s, replace(gpu_context(), options=options))
 
-    with pytest.raises(UserError, match=r"groups of .*:some_twice do not hold each launch once"):
+    with pytest.raises(UserError, match=r"launch_groups: .*twice does not give each launch once"):
         divided([some_twice])
-    with pytest.raises(UserError, match=r"there is no .*:nobody"):
+    with pytest.raises(UserError, match=r"option launch_groups: there is no .*:nobody"):
         divided([f"{__name__}:nobody"])
 
 
