@@ -15,6 +15,8 @@ BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes, and without bytecode each would compile lenz's source.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench bench-start bench-ops options clean \

@@ -115,7 +115,7 @@ FEW, MANY = 3, 12
 CHEAP = (
     "arch", "artifact", "errors", "files", "ir", "ops", "opt", "page", "runtime", "sym", "tune",
 )  # fmt: skip
-FAST = 4  # `--fast` takes one case in so many of every test
+FAST = 6  # `--fast` takes one case in so many of every test
 REST = 6  # `--turn N` runs one in so many of the tests that only `make test-all` runs
 
 

@@ -177,6 +177,7 @@ def test_no_order_of_a_set_is_seen() -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_no_clock_and_no_chance_in_the_compiler() -> None:
     for source in sources():
         if source.room not in limits.DETERMINISTIC:

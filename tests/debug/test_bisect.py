@@ -19,6 +19,8 @@ from lenz.commands.probe import ALL, STAGES, Judged, Outcome, Probe
 from lenz.process import ask
 from tests.arch.source import REPOSITORY
 
+pytestmark = pytest.mark.slow  # each test starts processes, or compiles models
+
 PROGRAM = """
 import sys
 import torch
@@ -90,6 +92,7 @@ machine.emit_module = crashing
 import lenz.opt
 from lenz.debug.blame import blaming
 
+
 def failing(g, cx):
     for n in g.nodes:
         with blaming(n):
@@ -127,9 +130,7 @@ def probed(file: str, **how: object) -> Judged:
 
 
 @pytest.mark.one_in(5, 1)
-@pytest.mark.parametrize(
-    "fault", [pytest.param(f, marks=[pytest.mark.slow] * (f != "a rewrite")) for f in FAULTS]
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named(
     fault: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

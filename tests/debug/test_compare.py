@@ -19,9 +19,12 @@ from lenz.commands import compare
 from lenz.commands.compare import Row, exact, in_turns, worst
 from lenz.debug.precise import leaves, precise
 
+pytestmark = pytest.mark.slow  # each test starts processes, or compiles models
+
 PROGRAM = """
 import torch
 import beside
+
 
 x, state = torch.linspace(-3, 3, 96).view(2, 48), torch.zeros(48)
 
@@ -114,7 +117,6 @@ def test_an_error_of_the_program_is_raised(file: str) -> None:
         main(["compare", file, "--function", "fails"])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="/bin/false stands for a compiler")
 def test_without_a_c_compiler_the_default_backend_is_a_line(file: str, tmp_path: Path) -> None:
     caches = {n: str(tmp_path / n) for n in ("TORCHINDUCTOR_CACHE_DIR", "LENZ_CACHE_DIR")}

@@ -20,6 +20,9 @@ from lenz.ir.kernel import Kernel
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 
+pytestmark = pytest.mark.slow  # each test starts processes, or compiles models
+
+
 CASES: dict[str, tuple[Callable[..., Any], list[Any], bool]] = {
     "softmax": (lambda x, y: torch.softmax(x * 2 + y, -1), [randn(33, 100), randn(100)], True),
     "halves": (lambda x: torch.tanh(x).sum(0), [randn(65, 300).bfloat16()], False),

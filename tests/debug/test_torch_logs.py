@@ -9,9 +9,12 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each test starts processes, or compiles models
+
 # One process for all: each takes seconds to import torch, which reads the variable then.
 PROGRAM = """
 import os, sys, torch
+
 at_start = [m for m in sys.modules if m.startswith("lenz.")]
 def soft(x, w):
     return torch.softmax(x @ w, -1) * 2

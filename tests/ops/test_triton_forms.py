@@ -149,6 +149,7 @@ def instructions(form: Form, per_thread: int) -> Counter[str]:
     return Counter(next(w for w in line if w[0] != "@").split(".")[0] for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BUDGETS)
 def test_hot_functions_are_short(name: str) -> None:

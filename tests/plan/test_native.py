@@ -232,6 +232,7 @@ def test_calls_of_libraries_need_no_python(monkeypatch: pytest.MonkeyPatch) -> N
     assert calls == [(), ("aten.linalg_qr.default",)]
 
 
+@pytest.mark.slow
 def test_an_error_of_a_library_is_eagers_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = called_from_python(monkeypatch)
 

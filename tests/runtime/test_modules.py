@@ -203,6 +203,7 @@ print("end")
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_the_process_calls_no_driver() -> None:
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert (ran.stdout, ran.stderr) == ("end\n", "")

@@ -415,6 +415,7 @@ WRITERS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_64_processes_write_one_entry_at_once(tmp_path: Path) -> None:
     run = child(WRITERS, tmp_path)

@@ -119,6 +119,7 @@ def bodies(s: Schedule) -> list[int]:
     return [len(re.findall(r"^ +part", t, re.MULTILINE)) for t in texts(s)]
 
 
+@pytest.mark.slow
 def test_equal_kernels_are_one_body() -> None:
     def rows(*xs: Tensor) -> list[Tensor]:
         return [F.softmax(x, -1) for x in xs]
@@ -158,6 +159,7 @@ def test_a_body_has_pointers_of_one_type() -> None:
     assert [t.count("def part") for t in texts(s)] == [1]
 
 
+@pytest.mark.slow
 def test_a_body_runs_for_eight_kernels() -> None:
     """More pointers to choose from cost registers."""
 
@@ -168,6 +170,7 @@ def test_a_body_runs_for_eight_kernels() -> None:
     assert launches(s) == [25] and bodies(s) == [4]
 
 
+@pytest.mark.slow
 def test_kernels_of_other_sizes_have_one_body() -> None:
     """The body is told where its lanes end, in units of what divides all of them."""
     s = joined(on_lists, *[torch.randn(1000 + 16 * n) for n in range(10)], most=32)
@@ -177,6 +180,7 @@ def test_kernels_of_other_sizes_have_one_body() -> None:
     assert bodies(odd) == [2] and "< 1 * end0" in texts(odd)[0]
 
 
+@pytest.mark.slow
 def test_a_launch_has_few_bodies_and_few_arguments() -> None:
     def added(*xs: Tensor) -> list[Tensor]:
         return [sum(xs[k : k + 30], xs[k].sin()) for k in range(0, len(xs), 30)]
@@ -199,6 +203,7 @@ def test_what_needs_another_kernel_comes_after_it() -> None:
     assert launches(s) == [2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unfused")
 def test_kernels_that_need_others_wait_for_each_other() -> None:
     """Two kernels in a row, and twelve, which is more than the levels."""
@@ -288,6 +293,7 @@ def _uses(step: object, mode: str) -> bool:
     return any(p.mode == mode and str(p.size) == "700" for p in params)
 
 
+@pytest.mark.slow
 def test_large_kernels_are_launched_alone() -> None:
     """New memory of one that waits is alive for longer, and a launch costs it nothing."""
 

@@ -57,6 +57,7 @@ def test_several_sums_have_shorter_tiles() -> None:
     assert "r0 = tl.arange(0, 8)" in text and warps == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "pieces", "branches"), [(1536, 2, 1), (768, 3, 2), (700, 2, 0)])
 def test_programs_compute_the_piece_of_a_row_in_which_they_lie(
     size: int, pieces: int, branches: int
@@ -69,6 +70,7 @@ def test_programs_compute_the_piece_of_a_row_in_which_they_lie(
     assert_function(joined, torch.randn((1 << 19) // (size * pieces) + 4, size))
 
 
+@pytest.mark.slow
 def test_no_branch_is_left_that_never_runs() -> None:
     """Both tests of a gate of joined parts say the same. Sizes of 1 have no lanes."""
 
