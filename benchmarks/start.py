@@ -131,7 +131,7 @@ def first(name: str, side: str, turn: str, device: str, file: Path) -> Row:
             got = called(case, start())
             sync()
             ended = time.perf_counter()
-            agree(want, got, 1e-2, 1e-2 if device == "cuda" else 1e-3)
+            agree(want, got, 1e-2, 5e-2 if device == "cuda" else 1e-3)  # GPU models are in bf16
             return {"seconds": ended - began}
     return {"seconds": time.perf_counter() - began}
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 HEAD, AFTER = "| | CPU, ", "\nAll rows: "
-MACHINES = {"CPU, AVX-512": "cpu", "CPU, AVX2": "cpu_avx2", "NVIDIA H200, starts on an H100": "gpu"}
+MACHINES = {"CPU, AVX-512": "cpu", "CPU, AVX2": "cpu_avx2", "NVIDIA H200": "gpu"}
 ENCODER = "12-layer encoder"
 OTHERS = {"eager": "eager", PEER: "torch's default backend"}
 
