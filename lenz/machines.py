@@ -14,10 +14,11 @@ import importlib.metadata
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from lenz.errors import InternalError
+from lenz.errors import InternalError, UserError
 from lenz.records import dataclass
 from lenz.target import HOST, Capabilities, Target
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # a process that compiles nothing imports none of these
     from lenz.sym import Sym, SymEnv
 
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
+Elsewhere: TypeAlias = tuple[str, Mapping[str, tuple[str, bytes]]]
 Counts: TypeAlias = Mapping[str, tuple[int, int]]
 # Pointers and sizes of each kernel of a plan, and its GPU; "" for kernels of the CPU.
 Signatures: TypeAlias = Mapping[str, tuple[int, int, str]]
@@ -77,6 +79,11 @@ class Code:
     alive: tuple[object, ...] = ()
 
 
+def only_here(kernels: Sequence[Kernel], what: str, cx: Context) -> Elsewhere:
+    """The `elsewhere` of a machine whose devices are all alike, or whose compiler needs them."""
+    raise UserError(f"kernels of this program are not compiled for {what!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Everything that the compiler knows about one type of device.
@@ -91,6 +98,9 @@ class Machine:
                   measurements
     compile       (kernels, device, cx): starts compiling; returns a function that waits for the
                   code and loads it, and raises Refused
+    elsewhere     (kernels, what other devices of this type are, cx): that in the words of
+                  `Loader.fits`, and the store's key and the code of each piece by name; raises
+                  UserError
     """
 
     capabilities: Capabilities
@@ -98,6 +108,7 @@ class Machine:
     loss: Callable[[Any, SymEnv], str | None]
     tune: Callable[[Schedule, Any], tuple[Schedule, tuple[TuneReport, ...]]]
     compile: Callable[[Sequence[Kernel], str, Context], Callable[[], Code]]
+    elsewhere: Callable[[Sequence[Kernel], str, Context], Elsewhere] = only_here
 
 
 def no_graphs(*wanted: Any) -> Any:
@@ -117,6 +128,7 @@ class Loader:
     key    all that code for a device depends on, besides its text
     fits   the part of it that machine code needs where it is loaded
     start  called when a graph for such a device arrives: its compiler will be needed
+    runs     (what machine code needs, what is here): whether it runs, both as `fits` says it
     capture  (`Wanted`, `Runner`, number of the device): its graph, as `runtime/captured.py` says;
              raises RuntimeError
     """
@@ -128,6 +140,7 @@ class Loader:
     fits: Callable[[str], str]
     start: Callable[[], None]
     capture: Callable[..., Any] = no_graphs
+    runs: Callable[[str, str], bool] = eq
 
 
 class Library(Protocol):

@@ -110,9 +110,11 @@ def write_folder(path: str | os.PathLike[str], contents: Contents) -> None:
     texts = {"manifest.json": (json.dumps(manifest, indent=1) + "\n").encode()}
     for k, v in enumerate(contents.manifest["variants"]):
         texts[f"plan{k}.ir"] = v["plan"].encode()
-        for device, pieces in v["kernels"].items():
+        made = [(d, need, p) for d, known in v["code"].items() for need, p in known.items()]
+        for device, need, pieces in made:
             for piece, name in pieces.items():
-                file = f"{quoted(device)}.{k}.{quoted(piece)}.code"
+                where = [device, str(k)] if need == device else [device, need, str(k)]
+                file = ".".join(map(quoted, [*where, piece, "code"]))
                 texts[file] = to_bytes(contents.tensors[name])
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -28,9 +28,9 @@ from lenz.ir.plan import Boxed, Input
 from lenz.ir.printer import show
 from lenz.keys import native_names
 from lenz.loading import foreign
-from lenz.machines import loader_of
+from lenz.machines import loader_of, machine_of
 from lenz.options import Options
-from lenz.pipeline import Compiled, compile_program
+from lenz.pipeline import Compiled, compile_program, kernels_of
 from lenz.records import dataclass, field, replace
 from lenz.runtime.constants import whole_memory
 from lenz.runtime.store import store_at
@@ -48,7 +48,7 @@ def export(
     program: nn.Module | ExportedProgram, path: str | os.PathLike[str],
     args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *,
     dynamic_shapes: Any = None, options: Mapping[str, object] | None = None,
-    levels: Sequence[str] = (),
+    levels: Sequence[str] = (), compute_capabilities: Sequence[str] = (),
 ) -> CompiledArtifact:  # fmt: skip
     """Compile a program for inference and write it to a file, with its weights.
 
@@ -57,6 +57,8 @@ def export(
     options         those of `torch.compile(..., backend="lenz")`
     levels          the CPU levels to compile for: "v2", "v3", "v4" of x86-64, "generic"
                     elsewhere, or "host" for this machine; by default all but "host"
+    compute_capabilities  those of other GPUs to compile for, beside the one that the program is on:
+                    "8.0" for example, which also runs on 8.6 and 8.9
 
     Raises Unsupported if lenz cannot compile all of it, UserError if a file cannot hold it, or if
     the folder of the file is missing.
@@ -67,7 +69,8 @@ def export(
     else:
         given = dict(kwargs or {})
         exported = torch.export.export(program, args, given, dynamic_shapes=dynamic_shapes)
-    made = CompiledArtifact(_contents_of(exported, options or {}, levels or usual()))
+    job = _job(options, levels or usual(), compute_capabilities)
+    made = CompiledArtifact(_contents_of(exported, job))
     made.save(path)
     return made
 
@@ -75,18 +78,19 @@ def export(
 def standalone_compile(
     gm: GraphModule, example_inputs: Sequence[Any], *,
     options: Mapping[str, object] | None = None, levels: Sequence[str] = ("host",),
+    compute_capabilities: Sequence[str] = (),
 ) -> CompiledArtifact:  # fmt: skip
     """Compile a graph for inference by itself, also inside another backend of torch.compile.
 
     gm              a graph of aten or torch calls; it is not changed
     example_inputs  its arguments: tensors (may be fake) and sizes; symbolic sizes stay symbolic
 
-    The artifact takes the arguments of `gm` and returns its results as a list. Raises UserError if
-    `gm` is no graph.
+    The artifact takes the arguments of `gm` and returns its results as a list. The other arguments
+    are those of `export`. Raises UserError if `gm` is no graph.
     """
     if not isinstance(gm, GraphModule):
         raise UserError(f"the graph is a {type(gm).__name__}, not a torch.fx.GraphModule")
-    job = _Job(Options.from_environment({**(options or {}), **FIXED}), levels)
+    job = _job(options, levels, compute_capabilities)
     with job.folder:
         gm, own = listed(gm), dict[str, Tensor]()
         own |= gm.named_parameters(remove_duplicate=False)
@@ -99,22 +103,30 @@ def standalone_compile(
         return CompiledArtifact(job.contents(call, own))
 
 
+def _job(
+    options: Mapping[str, object] | None, levels: Sequence[str], capabilities: Sequence[str]
+) -> _Job:
+    """A compilation; one text is one level, or one compute capability."""
+    capabilities = [capabilities] if isinstance(capabilities, str) else capabilities
+    return _Job(Options.from_environment({**(options or {}), **FIXED}), levels, capabilities)
+
+
 @dataclass(slots=True)
 class _Job:
-    """One compilation for several CPU levels, with its own store for machine code.
+    """One compilation for several CPU levels and GPUs, with its own store for machine code.
 
     called  the weights by name and the program's arguments by number, as messages name them
     """
 
     options: Options
     levels: Sequence[str]
+    capabilities: Sequence[str]
     called: Sequence[str] = ()
     folder: tempfile.TemporaryDirectory[str] = field(
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="lenz-")
     )
     variants: list[dict[str, Any]] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    devices: dict[str, str] = field(default_factory=dict)
     name: str = ""
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any], called: Sequence[str]) -> None:
@@ -132,11 +144,12 @@ class _Job:
             raise UserError(f"an artifact is for inference without {what}; this is a {p.kind}")
         options = replace(self.options, cache_dir=self.folder.name)
         for k, (target, needs) in enumerate(targets(self.levels)):
-            made = compile_program(p, Context(options, target))
-            self.add(made, k, needs)
+            cx = Context(options, target)
+            made = compile_program(p, cx)
+            self.add(made, k, needs, cx)
         return p.eager()
 
-    def add(self, made: Compiled, k: int, needs: Sequence[str]) -> None:
+    def add(self, made: Compiled, k: int, needs: Sequence[str], cx: Context) -> None:
         """Keep the plan, constants and code of a compilation."""
         plan, constants = made.complete
         given = zip(plan.inputs, self.called, strict=True)
@@ -146,39 +159,45 @@ class _Job:
         if others := foreign(plan):
             raise UserError(f"an artifact cannot call {others[0]}, which is not torch's own")
         self.tensors |= {f"constant.{c}": of_bytes(data) for c, data in constants.items()}
-        kernels: dict[str, dict[str, str]] = {}
-        for device, keys in made.entry.keys.items():
-            loader = loader_of(device)
-            if device != HOST:
-                self.devices[device] = loader.fits(device)
-            for piece, key in keys.items():
-                data = store_at(self.folder.name).get(loader.kind, key)
-                if data is None:
-                    raise UserError("the machine code could not be stored: is the disk full?")
-                name = f"code.{key}" if device != HOST else f"code.{k}.{key}"
-                self.tensors[name] = of_bytes(data)
-                kernels.setdefault(device, {})[piece] = name
-        self.variants.append({"features": list(needs), "plan": show(plan), "kernels": kernels})
+        code = {d: self.code(made, d, k, cx) for d in made.entry.keys}
+        if self.capabilities and code.keys() <= {HOST}:
+            raise UserError("compute_capabilities are for programs with kernels on a GPU")
+        self.variants.append({"features": list(needs), "plan": show(plan), "code": code})
+
+    def code(self, made: Compiled, device: str, k: int, cx: Context) -> dict[str, dict[str, str]]:
+        """Keep the code of a device; where it is, by what it needs and by the names of pieces."""
+        loader, pieces = loader_of(device), dict[str, tuple[str, bytes]]()
+        for piece, key in made.entry.keys[device].items():
+            data = store_at(self.folder.name).get(loader.kind, key)
+            if data is None:
+                raise UserError("the machine code could not be stored: is the disk full?")
+            pieces[piece] = f"{k}.{key}" if device == HOST else key, data
+        known: dict[str, Mapping[str, tuple[str, bytes]]] = {loader.fits(device): pieces}
+        kernels = [x for x, at in kernels_of(made.schedule).values() if at == device]
+        for capability in self.capabilities if device != HOST else ():
+            known.update([machine_of(device).elsewhere(kernels, capability, cx)])
+        found: dict[str, dict[str, str]] = {}
+        for need, code in known.items():
+            found[need] = {piece: f"code.{key}" for piece, (key, _) in code.items()}
+            self.tensors |= {f"code.{key}": of_bytes(data) for key, data in code.values()}
+        return found
 
     def contents(self, call: Mapping[str, Any], own: Mapping[str, Tensor]) -> Contents:
         """The whole artifact, with the program's weights."""
         names, weights = _weights(own)
         manifest = {
             "lenz": __version__, "torch": torch.__version__, "machine": platform.machine(),
-            "name": self.name, "call": {**call, "weights": names}, "devices": self.devices,
+            "name": self.name, "call": {**call, "weights": names},
             "variants": self.variants,
         }  # fmt: skip
         return Contents(manifest, {**self.tensors, **weights})
 
 
-def _contents_of(
-    exported: ExportedProgram, options: Mapping[str, object], levels: Sequence[str]
-) -> Contents:
+def _contents_of(exported: ExportedProgram, job: _Job) -> Contents:
     """Compile an exported program."""
     with warnings.catch_warnings():  # torch copies specs that it deprecates itself
         warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
         exported = exported.run_decompositions({})
-    job = _Job(Options.from_environment({**options, **FIXED}), levels)
     with job.folder:
         gm, kept, given = _flat(exported)
         inputs = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]

@@ -219,12 +219,16 @@ def _loaded(contents: Contents) -> tuple[Boxed, Set[int]]:
     m = contents.manifest
     if (want := release_of(m["torch"])) != (here := release_of(torch.__version__)):
         raise UserError(f"this artifact is for torch {want}, and this is torch {here}")
-    plan, kernels = _fitting(m)
+    plan, code_for = _fitting(m)
 
     def code(device: str, loader: Loader, counts: Counts) -> Mapping[str, bytes]:
-        if (want := m["devices"].get(device)) is not None and loader.fits(device) != want:
-            raise UserError(f"this artifact is for {want}, and {device} has {loader.fits(device)}")
-        return {piece: to_bytes(contents.tensors[t]) for piece, t in kernels[device].items()}
+        known, here = code_for[device], loader.fits(device)
+        fitting = [made for made in known if loader.runs(made, here)]
+        if not fitting:
+            told = f"this artifact is for {' or '.join(known)}"
+            raise UserError(f"{told}, and {device} has {here}")
+        pieces = known[here if here in known else fitting[0]]
+        return {piece: to_bytes(contents.tensors[t]) for piece, t in pieces.items()}
 
     constants = {
         c.name: unpacked(to_bytes(contents.tensors[f"constant.{c.content}"]), c.type.device)
@@ -240,9 +244,10 @@ def _refuse(*args: Any) -> NoReturn:
     raise UserError("the program was not exported for arguments of these sizes")
 
 
-def _fitting(m: Manifest) -> tuple[Plan, Mapping[str, Mapping[str, str]]]:
-    """The plan of the best variant that this CPU can run, and its pieces of code by device.
+def _fitting(m: Manifest) -> tuple[Plan, Mapping[str, Mapping[str, Mapping[str, str]]]]:
+    """The plan of the best variant that this CPU can run, and its code.
 
+    The code of a device is given by what it needs there, and by the names of its pieces.
     Variants are sorted by speed.
     """
     if platform.machine() != m["machine"]:
@@ -258,6 +263,6 @@ def _fitting(m: Manifest) -> tuple[Plan, Mapping[str, Mapping[str, str]]]:
                 raise UserError(
                     "this artifact has no plan, or one that calls more than torch's ops"
                 )
-            return plan, v["kernels"]
+            return plan, v["code"]
     lacks = sorted({*m["variants"][-1]["features"]} - has)
     raise UserError(f"this CPU lacks {', '.join(lacks)}, which the artifact needs")

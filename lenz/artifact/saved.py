@@ -174,7 +174,7 @@ def _check(m: Manifest) -> None:
     if lacks := sorted({*m["features"]} - host().features()):
         raise UserError(f"this CPU lacks {', '.join(lacks)}, which the saved graph needs")
     for device, want in m["devices"].items():
-        if (found := loader_of(device).fits(device)) != want:
+        if not (loader := loader_of(device)).runs(want, found := loader.fits(device)):
             raise UserError(f"this graph was saved for {want}, and {device} has {found}")
 
 

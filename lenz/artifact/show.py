@@ -31,8 +31,9 @@ def _lines(contents: Contents, plan: bool) -> Iterator[str]:
     m, call = contents.manifest, contents.manifest["call"]
     yield f"program   {m['name']!a}, by lenz {m['lenz']!a} for torch {m['torch']!a}"
     yield f"machine   {m['machine']!a}"
-    for device, key in m["devices"].items():
-        yield f"device    {device!a}: {key!a}"
+    for device, known in m["variants"][0]["code"].items() if m["variants"] else ():
+        if device != HOST:
+            yield f"device    {device!a}: {', '.join(map(ascii, known))}"
     for k, g in enumerate(call["given"]):
         yield f"argument  {k}: {_argument(g)}"
     taken = [f"argument {k}" for k, g in enumerate(call["given"]) if "is" not in g]
@@ -42,7 +43,7 @@ def _lines(contents: Contents, plan: bool) -> Iterator[str]:
     for w in call["weights"]:
         yield f"weight    {w['name']!a}: {_weight(w, contents.tensors)}"
     for v in m["variants"]:
-        names = [name for pieces in v["kernels"].values() for name in pieces.values()]
+        names = [n for known in v["code"].values() for p in known.values() for n in p.values()]
         size = sum(contents.tensors[n].numel() for n in names)
         needs = ", ".join(map(ascii, v["features"])) or "no special features"
         yield f"code      {len(names)} pieces, {_size(size)}; needs {needs}"

@@ -19,10 +19,11 @@ from torch.export import Dim
 from torch.fx import symbolic_trace
 
 import lenz
-from lenz.artifact import container, levels, loaded, show, specs
+from lenz import machines
+from lenz.artifact import container, export, levels, loaded, show, specs
 from lenz.errors import UserError
 from lenz.machine.cpu.llvm import compile
-from lenz.machines import host
+from lenz.machines import host, loader_of, machine_of
 from tests.arch.source import REPOSITORY
 
 BATCH = Dim("batch", min=3, max=100)
@@ -380,6 +381,40 @@ def test_another_process_runs_it_and_imports_no_compiler(tmp_path: Path) -> None
     assert child(ABSENT, path, case).strip() == "[]"
 
 
+def test_code_for_other_devices_lies_beside_that_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands in for a GPU: exporting asks the machine, loading takes the best that runs."""
+    path, asked = tmp_path / "m.lenz", list[str]()
+
+    def elsewhere(kernels: Any, what: str, cx: Any) -> Any:
+        asked.append(f"{what} {len(kernels)}")
+        return f"cpu {what}", {"": (f"for.{what}", b"code of another CPU")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "HOST", "none")
+        patch.setattr(export, "machine_of", lambda d: replace(machine_of(d), elsewhere=elsewhere))
+        module, args = made("perceptron", path, levels=("host",), compute_capabilities="8.0")
+    (x,), run = args(8), lenz.load(path)
+    same(run(x), module(x).detach())
+    ((_, known),) = run.manifest["variants"][0]["code"].items()
+    assert [*known] == ["cpu", "cpu 8.0"] and asked == ["8.0 1"]
+    contents = container.read(path)
+    assert container.to_bytes(contents.tensors[known["cpu 8.0"][""]]) == b"code of another CPU"
+    assert "'cpu 8.0'" not in show.summary(contents, plan=False), "a CPU is no device of its own"
+    contents.manifest["variants"][0]["code"] = {"cpu": {"old": known["cpu"], "new": {}}}
+    with pytest.raises(UserError, match="this artifact is for old or new, and cpu has cpu"):
+        loaded.CompiledArtifact(contents)
+    loader = replace(loader_of("cpu"), runs=lambda made, here: made == "old")
+    monkeypatch.setitem(machines._HALVES, ("cpu", "loader"), loader)
+    same(loaded.CompiledArtifact(contents)(x), module(x).detach())
+
+
+def test_a_program_without_a_gpu_has_no_compute_capabilities(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="are for programs with kernels on a GPU"):
+        made("perceptron", tmp_path / "m.lenz", compute_capabilities=("8.0",))
+
+
 def test_weights_lie_in_the_file_once(tmp_path: Path) -> None:
     made("tied", tmp_path / "m.lenz")
     run = lenz.load(tmp_path / "m.lenz")
@@ -400,7 +435,7 @@ def test_a_cpu_runs_the_best_level_that_it_has(
     monkeypatch.setattr(loaded, "host", lambda: with_level)
     run, (x,) = lenz.load(path), args(8)
     _, found = loaded._fitting(run.manifest)
-    (piece,) = found["cpu"].values()
+    (piece,) = found["cpu"]["cpu"].values()
     assert piece.startswith(f"code.{['v4', 'v3', 'v2'].index(level)}.")
     same(run(x), module(x).detach())
     monkeypatch.setattr(loaded, "host", lambda: replace(with_level, features=frozenset))

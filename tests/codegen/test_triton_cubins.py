@@ -6,14 +6,22 @@ spilled), and of the program's shared memory.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from lenz.context import Context
+from lenz.errors import UserError
+from lenz.ir.binary import decode
 from lenz.ir.kernel import Kernel, KernelKind
 from lenz.ir.reader import read
+from lenz.machine.cuda.loader import LOADER
 from lenz.machine.cuda.triton.compile import compile_text
 from lenz.machine.cuda.triton.kernel import emit
+from lenz.machines import machine_of
+from lenz.options import Options
+from lenz.target import Target
 from tests.gpu_oracle import kernels_of, kinds_of, on_gpu, scheduled
 
 pytest.importorskip("triton")
@@ -160,6 +168,33 @@ def test_kernels_compile(name: str, all_kernels: bool, capsys: pytest.CaptureFix
                     print(f"\nsm_{arch:<4}{k.kind:16}{k.name:40}{k.tile.warps:3} warps "
                           f"{b.registers:4} registers {b.spills:4} stack {b.shared:6} shared",
                           end="")  # fmt: skip
+
+
+def test_kernels_compile_for_gpus_that_are_elsewhere(tmp_path: Path) -> None:
+    """The code that artifacts hold for other compute capabilities is for their architecture."""
+    cx, mine = Context(Options(cache_dir=str(tmp_path)), Target("cpu")), kernels("add")
+    for capability in ("8.0", "9.0"):
+        fits, pieces = machine_of("cuda:0").elsewhere(mine, capability, cx)
+        assert fits == f"compute capability {capability}" and [*pieces] == [k.name for k in mine]
+        for _, code in pieces.values():
+            # In the flags of an ELF file the architecture is bits 0 to 7, or 8 to 15.
+            flags = int.from_bytes(decode(code).code[48:52], "little")
+            assert int(capability.replace(".", "")) in (flags & 255, flags >> 8 & 255)
+    for wrong in ("7.5", "80", "8.", "9.0a", "x.y"):
+        with pytest.raises(UserError, match="there is no code for compute capability"):
+            machine_of("cuda:0").elsewhere(mine, wrong, cx)
+    with pytest.raises(UserError, match=r"not compiled for '8\.0'"):
+        machine_of("cpu").elsewhere(mine, "8.0", cx)
+
+
+@pytest.mark.parametrize(
+    ("made", "here", "runs"),
+    [("8.0", "8.0", True), ("8.0", "8.9", True), ("8.6", "8.0", False), ("8.0", "9.0", False),
+     ("9.0", "8.9", False), ("10.0", "1.0", False)],
+)  # fmt: skip
+def test_a_cubin_runs_on_later_gpus_of_its_major_number(made: str, here: str, runs: bool) -> None:
+    told = [f"compute capability {x}" for x in (made, here)]
+    assert LOADER.runs(*told) is runs
 
 
 def test_every_kind_is_compiled() -> None:

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import lenz
 from lenz.artifact.container import read
 from lenz.artifact.loaded import CompiledArtifact
 from lenz.errors import UserError
+from lenz.machine.cuda.loader import LOADER
 from tests.arch.source import REPOSITORY
 
 BATCH = Dim("batch", min=3, max=100)
@@ -69,13 +69,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 }
 
 
-def made(name: str, path: Path, device: str, dynamic: bool = True) -> tuple[nn.Module, Any]:
+def made(
+    name: str, path: Path, device: str, dynamic: bool = True, capabilities: tuple[str, ...] = ()
+) -> tuple[nn.Module, Any]:
     """Export a case for a device: its module and its argument for a size."""
     torch.manual_seed(0)
     make, argument = CASES[name]
     module = make().eval().to(device)
     sizes = ({0: BATCH},) if dynamic else None
-    lenz.export(module, path, (argument(7).to(device),), dynamic_shapes=sizes)
+    given = (argument(7).to(device),)
+    lenz.export(module, path, given, dynamic_shapes=sizes, compute_capabilities=capabilities)
     return module, lambda n: argument(n).to(device)
 
 
@@ -131,10 +134,28 @@ def test_another_process_imports_no_compiler(tmp_path: Path, device: str) -> Non
 def test_another_gpu_is_rejected(tmp_path: Path, cuda: str) -> None:
     made("counted", tmp_path / "m.lenz", cuda)
     contents = read(tmp_path / "m.lenz")
-    (device,) = contents.manifest["devices"]
-    other = {**contents.manifest, "devices": {device: "cuda-35"}}
+    for variant in contents.manifest["variants"]:
+        variant["code"][cuda] = {"cuda-35": {}}
     with pytest.raises(UserError, match="this artifact is for cuda-35, and cuda:0 has"):
-        CompiledArtifact(replace(contents, manifest=other))
+        CompiledArtifact(contents)
+
+
+def test_cubins_for_several_compute_capabilities(tmp_path: Path, cuda: str) -> None:
+    """Each is for its own architecture, and this GPU runs those for itself."""
+    module, argument = made("attending", tmp_path / "m.lenz", cuda, capabilities=("8.0", "10.0"))
+    contents = read(tmp_path / "m.lenz")
+    known = contents.manifest["variants"][0]["code"][cuda]
+    here = "compute capability {}.{}".format(*torch.cuda.get_device_capability())
+    assert {*known} == {here, "compute capability 8.0", "compute capability 10.0"}
+    assert all(pieces.keys() == known[here].keys() for pieces in known.values())
+    x = argument(5)
+    with torch.no_grad():
+        torch.testing.assert_close(lenz.load(tmp_path / "m.lenz")(x), module(x))
+    for variant in contents.manifest["variants"]:
+        del variant["code"][cuda][here]
+    if not any(LOADER.runs(other, here) for other in known):
+        with pytest.raises(UserError, match=r"is for compute capability 8\.0 or compute"):
+            CompiledArtifact(contents)
 
 
 def test_a_gpu_of_the_same_capability_runs_it(

@@ -31,6 +31,14 @@ def compute_capability(device: str) -> str:
     return f"compute capability {driver.capability(torch.device(device).index or 0) / 10}"
 
 
+def runs_cubin(made: str, here: str) -> bool:
+    """A cubin runs on GPUs of its major number whose minor one, a digit, is not lower.
+
+    CUDA C++ Programming Guide, "Binary Compatibility".
+    """
+    return made[:-1] == here[:-1] and made <= here
+
+
 FILES = lambda kernels: {n: f"{n}.cubin" for n in kernels}
-LOADER = Loader("cubin", FILES, load, key, compute_capability, wake, capture_graph)
+LOADER = Loader("cubin", FILES, load, key, compute_capability, wake, capture_graph, runs_cubin)
 register("cuda", LOADER)

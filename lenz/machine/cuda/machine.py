@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lenz.context import Context
-from lenz.errors import Missing
+from lenz.errors import Missing, UserError
 from lenz.ir.binary import encode
 from lenz.ir.kernel import Kernel
 from lenz.machine.cuda import driver
@@ -19,7 +19,7 @@ from lenz.machine.cuda.schedule import forms, loss
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.machine.cuda.triton.pool import Failed, compile_all, keys_of
 from lenz.machine.cuda.tune.search import tune
-from lenz.machines import Code, Machine, Refused, register
+from lenz.machines import Code, Elsewhere, Machine, Refused, register
 from lenz.runtime.store import store_in
 
 OLDEST = 80  # compute capability 8.0, the first with bf16
@@ -60,4 +60,22 @@ def compile(kernels: Sequence[Kernel], device: str, cx: Context) -> Callable[[],
     return finish
 
 
-register("cuda", Machine(CAN, forms, loss, tune, compile))
+def elsewhere(kernels: Sequence[Kernel], capability: str, cx: Context) -> Elsewhere:
+    """Compile for GPUs that may be absent, of a compute capability such as "8.0"."""
+    major, _, minor = capability.partition(".")
+    if not (f"{major}{minor}".isdecimal() and len(minor) == 1 and int(major + minor) >= OLDEST):
+        hint = 'write it as "8.0", which is the oldest'
+        raise UserError(f"there is no code for compute capability {capability!r}", hint=hint)
+    arch = int(major + minor)
+    texts = [emit(k, arch) for k in kernels]
+    pieces: dict[str, tuple[str, bytes]] = {}
+    made = compile_all(texts, arch, store_in(cx.options))
+    for key, piece in zip(keys_of(texts, arch), made, strict=True):
+        if isinstance(piece, Failed):
+            told = f"{piece.name} does not compile for compute capability {capability}"
+            raise UserError(f"{told}: {piece.message}")
+        pieces[piece.name] = key, encode(piece)
+    return f"compute capability {capability}", pieces
+
+
+register("cuda", Machine(CAN, forms, loss, tune, compile, elsewhere))
