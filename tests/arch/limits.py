@@ -12,15 +12,15 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_671,
-    "artifact": 782,
+    ".": 2_677,
+    "artifact": 801,
     "commands": 849,
     "debug": 1_558,
     "first_calls": 318,
     "frontend": 4_312,
     "ir": 4_154,
     "lower": 5_522,
-    "machine": 5_805,
+    "machine": 5_822,
     "ops": 2_016,
     "opt": 1_711,
     "page": 446,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_674,
     "sym": 1_109,
 }
-TOTAL_CODE_LINES = 35_887
+TOTAL_CODE_LINES = 35_929
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
