@@ -14,6 +14,8 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -135,7 +137,9 @@ class Replayed:
             if not self.options.native:
                 raise Uncaptured("only native code replays graphs, and the option `native` is off")
             p = self.given.plan
-            return graphed(regioned(p, self.refused) if self.refused else p, self.moving)
+            g = graphed(regioned(p, self.refused) if self.refused else p, self.moving)
+            self.sizes, self.starts = readers(p, g)
+            return g
         except Uncaptured as e:
             self.stop(str(e))
             return None
@@ -160,11 +164,12 @@ class Replayed:
             self.did[CAPTURED] += 1
             return self.plain(args)
         try:
-            key = call_key(self.given.plan, self.graphed, args)
-        except (AssertionError, AttributeError, TypeError, ValueError):
+            sizes = self.sizes(args)
+            if sizes in self.slow or self.is_full(sizes):
+                return self.plain(args)
+            key = sizes, self.starts(args)
+        except (AssertionError, AttributeError, IndexError, TypeError, ValueError):
             return self.plain(args)  # the plan raises an error or runs a fallback
-        if key[0] in self.slow:
-            return self.plain(args)
         with self.lock:
             self.misses += 1
             known, trial = tuple(self.made.get(key, ())), self.trials.get(key)
@@ -225,15 +230,33 @@ class Replayed:
                 self.now, self.used[key] = made.call, self.misses
                 self.made.move_to_end(key)
 
+    def is_full(self, sizes: Sizes) -> bool:
+        """Whether a call of these sizes has no graph, and can get none yet.
+
+        This is asked before all else: a call of other sizes than the graphs' should cost nothing.
+        """
+        if len(self.made) < self.options.cuda_graph_sizes:
+            return False
+        with self.lock:
+            if any(k[0] == sizes for k in self.made) or self.is_rested(1):
+                return False
+            self.misses += 1
+            self.did[FULL] += 1
+            return True
+
+    def is_rested(self, more: int = 0) -> bool:
+        """Whether the graph used longest ago may make room, after some more misses."""
+        return self.misses + more - self.used[next(iter(self.made))] > self.rest
+
     def has_room(self, key: Key) -> bool:
         """Whether a graph may be made, perhaps in place of an unused one."""
         if key in self.made:
             return len(self.made[key]) < TWINS
         if len(self.made) < self.options.cuda_graph_sizes:
             return True
-        oldest = next(iter(self.made))
-        if self.misses - self.used[oldest] <= self.rest:
+        if not self.is_rested():
             return False
+        oldest = next(iter(self.made))
         if not replays([self.made[oldest]]):
             self.rest *= 2
         self.drop(oldest)
@@ -384,11 +407,20 @@ class Recorded(Runner):
         return found
 
 
-def call_key(p: ir.Plan, g: Graphed, args: Sequence[Any]) -> Key:
-    """The sizes and stream of a call, and the addresses of pinned arguments."""
-    tensors = {i.name: a for i, a in zip(p.inputs, args, strict=True) if isinstance(i, ir.Input)}
-    sizes = executor.stream(gpu_of(g)), *sizes_given(p, args).values()
-    return sizes, tuple([tensors[n].data_ptr() for n in g.pinned])
+Reader: TypeAlias = Callable[[Sequence[Any]], tuple[int, ...]]
+
+
+def readers(p: ir.Plan, g: Graphed) -> tuple[Reader, Reader]:
+    """What reads the stream and sizes of a call, and the addresses of its pinned arguments.
+
+    Each call that no graph fits runs them, so what depends on the plan alone is found before.
+    """
+    names = [i.name if isinstance(i, ir.Input) else "" for i in p.inputs]
+    sources, pins, gpu = [*size_sources(p).values()], [names.index(n) for n in g.pinned], gpu_of(g)
+    return (
+        lambda args: (executor.stream(gpu), *[_divided(size(args), by) for size, by in sources]),
+        lambda args: tuple([args[k].data_ptr() for k in pins]),
+    )
 
 
 def gpu_of(g: Graphed) -> int:
@@ -425,19 +457,27 @@ def takes(p: ir.Plan, args: Sequence[Any]) -> bool:
     return True
 
 
+def size_sources(p: ir.Plan) -> dict[Var, tuple[Callable[[Sequence[Any]], int], int]]:
+    """How the arguments of a call determine each size: a number, and what it is a multiple by."""
+    places, found = dict[str, int](), dict[Var, tuple[Callable[[Sequence[Any]], int], int]]()
+    for k, i in enumerate(p.inputs):
+        if isinstance(i, ir.Input):
+            places[i.name] = k
+        elif not isinstance(i.value, Int) and (whole := as_multiple(i.value)):
+            found.setdefault(whole[0], (itemgetter(k), whole[1]))
+    for s in p.binds:
+        size = torch.Tensor.stride if s.stride else torch.Tensor.size
+        found.setdefault(s.var, (partial(_size_at, places[s.source], size, s.dim), s.factor))
+    return found
+
+
+def _size_at(k: int, size: Callable[..., int], dim: int, args: Sequence[Any]) -> int:
+    return size(args[k], dim)
+
+
 def sizes_given(p: ir.Plan, args: Sequence[Any]) -> dict[Var, int]:
     """The sizes that a call's arguments determine."""
-    places, found = {}, dict[Var, int]()
-    for i, a in zip(p.inputs, args, strict=True):
-        if isinstance(i, ir.Input):
-            places[i.name] = a
-        elif not isinstance(i.value, Int) and (whole := as_multiple(i.value)):
-            found.setdefault(whole[0], _divided(a, whole[1]))
-    for s in p.binds:
-        if s.var not in found:
-            t = places[s.source]
-            found[s.var] = _divided(t.stride(s.dim) if s.stride else t.size(s.dim), s.factor)
-    return found
+    return {v: _divided(size(args), factor) for v, (size, factor) in size_sources(p).items()}
 
 
 def _divided(whole: int, by: int) -> int:
