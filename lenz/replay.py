@@ -175,6 +175,7 @@ class Replayed:
             known, trial = tuple(self.made.get(key, ())), self.trials.get(key)
         if known and trial is not None and trial.is_plains_turn:
             self.did[TIMED] += 1
+            self.used[key] = self.misses
             return trial.timed(trial.plain, self.plain, args)
         for m in known:
             results = m.tried(args) if trial is None else trial.timed(trial.replayed, m.tried, args)
@@ -220,15 +221,16 @@ class Replayed:
                 self.slow.add(key[0])
                 self.drop(key)
                 is_only = len(key[0]) == 1 or len(self.slow) >= self.options.cuda_graph_sizes
-                if is_only and not self.made:
+                if is_only and self.made.keys() <= self.trials.keys():  # no graph was faster
                     self.stop(self.choice)
 
     def choose(self, key: Key, made: GraphCall) -> None:
         """Make the next call try this graph first."""
         with self.lock:
-            if key in self.made and key not in self.trials:
-                self.now, self.used[key] = made.call, self.misses
+            if key in self.made:
+                self.used[key] = self.misses
                 self.made.move_to_end(key)
+                self.now = self.decide if key in self.trials else made.call
 
     def is_full(self, sizes: Sizes) -> bool:
         """Whether a call of these sizes has no graph, and can get none yet.

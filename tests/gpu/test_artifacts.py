@@ -135,7 +135,7 @@ def test_another_gpu_is_rejected(tmp_path: Path, cuda: str) -> None:
     made("counted", tmp_path / "m.lenz", cuda)
     contents = read(tmp_path / "m.lenz")
     for variant in contents.manifest["variants"]:
-        variant["code"][cuda] = {"cuda-35": {}}
+        variant["code"] = {device: {"cuda-35": {}} for device in variant["code"]}
     with pytest.raises(UserError, match="this artifact is for cuda-35, and cuda:0 has"):
         CompiledArtifact(contents)
 
@@ -144,7 +144,7 @@ def test_cubins_for_several_compute_capabilities(tmp_path: Path, cuda: str) -> N
     """Each is for its own architecture, and this GPU runs those for itself."""
     module, argument = made("attending", tmp_path / "m.lenz", cuda, capabilities=("8.0", "10.0"))
     contents = read(tmp_path / "m.lenz")
-    known = contents.manifest["variants"][0]["code"][cuda]
+    ((device, known),) = contents.manifest["variants"][0]["code"].items()
     here = "compute capability {}.{}".format(*torch.cuda.get_device_capability())
     assert {*known} == {here, "compute capability 8.0", "compute capability 10.0"}
     assert all(pieces.keys() == known[here].keys() for pieces in known.values())
@@ -152,7 +152,7 @@ def test_cubins_for_several_compute_capabilities(tmp_path: Path, cuda: str) -> N
     with torch.no_grad():
         torch.testing.assert_close(lenz.load(tmp_path / "m.lenz")(x), module(x))
     for variant in contents.manifest["variants"]:
-        del variant["code"][cuda][here]
+        del variant["code"][device][here]
     if not any(LOADER.runs(other, here) for other in known):
         with pytest.raises(UserError, match=r"is for compute capability 8\.0 or compute"):
             CompiledArtifact(contents)
