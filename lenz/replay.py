@@ -91,6 +91,33 @@ class Replayable:
     store: Store | None = None
 
 
+class Graphs(OrderedDict[Key, list[GraphCall]]):
+    """The graphs of a plan by the keys of their calls, the one used longest ago first.
+
+    At most `most` keys have graphs. `misses` counts the calls that did not fit the graph of the
+    call before, and `used` has the last miss at which each graph was chosen.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.misses, self.rest = most, 0, REST
+        self.used: dict[Key, int] = {}
+
+    def use(self, key: Key) -> None:
+        """Note that a graph was chosen."""
+        self.used[key] = self.misses
+        self.move_to_end(key)
+
+    def idle(self) -> Key | None:
+        """The graph used longest ago, if it may make room."""
+        oldest = next(iter(self))
+        return oldest if self.misses - self.used[oldest] > self.rest else None
+
+    def is_full(self, sizes: Sizes) -> bool:
+        """Whether a call of these sizes has no graph, and can get none yet."""
+        return len(self) >= self.most and self.idle() is None and all(k[0] != sizes for k in self)
+
+
 class Replayed:
     """A plan as a callable that takes a list of arguments and empties it.
 
@@ -99,13 +126,12 @@ class Replayed:
 
     def __init__(self, given: Replayable, plain: ir.Boxed, options: Options) -> None:
         self.given, self.plain, self.options = given, plain, options
-        self.made: OrderedDict[Key, list[GraphCall]] = OrderedDict()
-        self.used: dict[Key, int] = {}  # the last miss at which its graph was chosen
+        self.made = Graphs(options.cuda_graph_sizes)
         self.seen: Counter[tuple[Key, int]] = Counter()  # calls of a thread without a graph
         self.trials: dict[Key, Trial] = {}
         self.slow: set[Sizes] = set()
         self.did: Counter[str] = Counter()
-        self.misses, self.replays, self.rest, self.failures = 0, 0, REST, 0
+        self.replays = self.failures = 0
         self.moving, self.refused = set[str](), set[str]()
         self.addresses: dict[Sizes, list[tuple[int, ...]]] = {}
         self.lock = threading.RLock()
@@ -153,7 +179,7 @@ class Replayed:
         """Drop graphs."""
         for key in keys:
             self.did[REPLAY] += replays([self.made.pop(key)])
-            self.used.pop(key, None)
+            self.made.used.pop(key, None)
             self.trials.pop(key, None)
 
     def decide(self, args: list[Any]) -> Sequence[Any]:
@@ -165,17 +191,22 @@ class Replayed:
             return self.plain(args)
         try:
             sizes = self.sizes(args)
-            if sizes in self.slow or self.is_full(sizes):
+            if sizes in self.slow:
+                return self.plain(args)
+            with self.lock:
+                self.made.misses += 1
+                is_full = self.made.is_full(sizes)
+                self.did[FULL] += is_full
+            if is_full:  # asked before all else: such a call should cost nothing
                 return self.plain(args)
             key = sizes, self.starts(args)
         except (AssertionError, AttributeError, IndexError, TypeError, ValueError):
             return self.plain(args)  # the plan raises an error or runs a fallback
         with self.lock:
-            self.misses += 1
             known, trial = tuple(self.made.get(key, ())), self.trials.get(key)
         if known and trial is not None and trial.is_plains_turn:
             self.did[TIMED] += 1
-            self.used[key] = self.misses
+            self.made.use(key)
             return trial.timed(trial.plain, self.plain, args)
         for m in known:
             results = m.tried(args) if trial is None else trial.timed(trial.replayed, m.tried, args)
@@ -228,39 +259,19 @@ class Replayed:
         """Make the next call try this graph first."""
         with self.lock:
             if key in self.made:
-                self.used[key] = self.misses
-                self.made.move_to_end(key)
+                self.made.use(key)
                 self.now = self.decide if key in self.trials else made.call
-
-    def is_full(self, sizes: Sizes) -> bool:
-        """Whether a call of these sizes has no graph, and can get none yet.
-
-        This is asked before all else: a call of other sizes than the graphs' should cost nothing.
-        """
-        if len(self.made) < self.options.cuda_graph_sizes:
-            return False
-        with self.lock:
-            if any(k[0] == sizes for k in self.made) or self.is_rested(1):
-                return False
-            self.misses += 1
-            self.did[FULL] += 1
-            return True
-
-    def is_rested(self, more: int = 0) -> bool:
-        """Whether the graph used longest ago may make room, after some more misses."""
-        return self.misses + more - self.used[next(iter(self.made))] > self.rest
 
     def has_room(self, key: Key) -> bool:
         """Whether a graph may be made, perhaps in place of an unused one."""
         if key in self.made:
             return len(self.made[key]) < TWINS
-        if len(self.made) < self.options.cuda_graph_sizes:
+        if len(self.made) < self.made.most:
             return True
-        if not self.is_rested():
+        if (oldest := self.made.idle()) is None:
             return False
-        oldest = next(iter(self.made))
         if not replays([self.made[oldest]]):
-            self.rest *= 2
+            self.made.rest *= 2
         self.drop(oldest)
         return True
 
@@ -312,7 +323,6 @@ class Replayed:
         else:
             self.did[RECORD] += 1
             self.made.setdefault(key, []).append(made)
-            self.used[key] = self.misses
             self.choose(key, made)
         results = [resolve(a, run.look) for a in g.plan.outputs]
         args.clear()
