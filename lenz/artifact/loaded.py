@@ -227,8 +227,8 @@ def _loaded(contents: Contents) -> tuple[Boxed, Set[int]]:
         if not fitting:
             told = f"this artifact is for {' or '.join(known)}"
             raise UserError(f"{told}, and {device} has {here}")
-        pieces = known[here if here in known else fitting[0]]
-        return {piece: to_bytes(contents.tensors[t]) for piece, t in pieces.items()}
+        # The last one by its text has the latest minor number.
+        return {piece: to_bytes(contents.tensors[t]) for piece, t in known[max(fitting)].items()}
 
     constants = {
         c.name: unpacked(to_bytes(contents.tensors[f"constant.{c.content}"]), c.type.device)

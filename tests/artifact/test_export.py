@@ -402,10 +402,11 @@ def test_code_for_other_devices_lies_beside_that_for_this_one(
     contents = container.read(path)
     assert container.to_bytes(contents.tensors[known["cpu 8.0"][""]]) == b"code of another CPU"
     assert "'cpu 8.0'" not in show.summary(contents, plan=False), "a CPU is no device of its own"
-    contents.manifest["variants"][0]["code"] = {"cpu": {"old": known["cpu"], "new": {}}}
-    with pytest.raises(UserError, match="this artifact is for old or new, and cpu has cpu"):
+    three = {"b": {"": "no tensor"}, "c": known["cpu"], "d": {"": "no tensor"}}
+    contents.manifest["variants"][0]["code"] = {"cpu": three}
+    with pytest.raises(UserError, match="this artifact is for b or c or d, and cpu has cpu"):
         loaded.CompiledArtifact(contents)
-    loader = replace(loader_of("cpu"), runs=lambda made, here: made == "old")
+    loader = replace(loader_of("cpu"), runs=lambda made, here: made <= "c")
     monkeypatch.setitem(machines._HALVES, ("cpu", "loader"), loader)
     same(loaded.CompiledArtifact(contents)(x), module(x).detach())
 
