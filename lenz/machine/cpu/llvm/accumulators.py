@@ -102,8 +102,7 @@ class Accumulator:
         scopes, source, dtype = w.scopes, self.stmt.value.dtype, self.dtypes[0]
         value = w.values.value(self.stmt.value)
         if source is not dtype:
-            opcode = "half_to_f32" if source.is_half else "zext"
-            value = scopes.converted(value, opcode, dtype, source)
+            value = scopes.converted(value, dtype, source)
         return scopes.spread(value, dtype, self.lanes, scopes.copies)
 
     def finish(self, w: Writer) -> None:
@@ -126,10 +125,7 @@ class Accumulator:
         """The result in the reduction's type."""
         have = self.dtypes[-1]
         want = I64 if len(self.dtypes) > 1 else self.stmt.value.dtype
-        if have is want:
-            return value
-        wider = "sext" if have.bits < want.bits else "trunc"
-        return w.scopes.converted(value, "f32_to_half" if want.is_half else wider, want, have)
+        return value if have is want else w.scopes.converted(value, want, have)
 
     def element(self, w: Writer) -> Value:
         """The result at this point of the loops, if the accumulators are in an array."""

@@ -67,7 +67,7 @@ class Indices:
         """An i64 value as the type."""
         if dtype is I64 or value.names[0][0] != "%":
             return value
-        make = partial(self.scopes.converted, value, "trunc", I32, I64)
+        make = partial(self.scopes.converted, value, I32, I64)
         return self.scopes.once(("narrow", value.names), make)
 
     def _vector(self, s: Sym, dtype: DType, bound: Bound) -> Value:

@@ -15,6 +15,7 @@ from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.function import Function, Module, OpenBody
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.types import iota, splat, value_type, vector
+from lenz.ops.cast import convert
 from lenz.records import dataclass
 
 
@@ -89,10 +90,10 @@ class Scopes:
             self.spread(v, d, lanes, copies) for v, d in pairs
         ]
 
-    def converted(self, value: Value, opcode: str, to: DType, source: DType) -> Value:
+    def converted(self, value: Value, to: DType, source: DType) -> Value:
         """A value in another type."""
         b = self.builder(value.level, value.lanes, len(value.names))
-        return Value(b.convert(opcode, to, source, value.names), value.level, value.lanes)
+        return Value(convert(b, to, source, value.names), value.level, value.lanes)
 
     def compared(self, value: Value, pred: str, dtype: DType, number: float) -> Value:
         """The bool of a comparison with a number."""
@@ -182,15 +183,11 @@ class Scopes:
         lines = self.pop()
         # A separate block before the loop: code hoisted out of the loop may have ended others.
         head = fn.scopes[outer].lines
-        head.append(f"  br label %pre.{number}")
-        head.append(f"pre.{number}:")
-        head.append(f"  br label %loop.{number}")
-        head.append(f"loop.{number}:")
-        head.append(f"  {counter} = phi i64 [ {start}, %pre.{number} ], [ {counter}.n, %{last} ]")
+        pre, top = f"pre.{number}", f"loop.{number}"
+        head += [f"  br label %{pre}", f"{pre}:", f"  br label %{top}", f"{top}:"]
+        head.append(f"  {counter} = phi i64 [ {start}, %{pre} ], [ {counter}.n, %{last} ]")
         for cell, old, phi in zip(cells, before, phis, strict=True):
-            head.append(
-                f"  {phi} = phi {cell.type} [ {old}, %pre.{number} ], [ {cell.name}, %{last} ]"
-            )
+            head.append(f"  {phi} = phi {cell.type} [ {old}, %{pre} ], [ {cell.name}, %{last} ]")
         head += lines
         fn.block(outer, f"end.{number}")
 

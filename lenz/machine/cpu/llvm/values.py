@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lenz.ir.dtype import BOOL, F32, I64, DType
+from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr, nodes_of
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.machine.cpu.llvm.access import Accesses
@@ -66,16 +66,7 @@ class Values(Walk[Value]):
         else:
             source = index_type(s, bound) if dtype.is_float or dtype.bits <= 32 else I64
             value = self.indices.vector(s, source, bound)
-        if dtype is source or dtype.name == "u64":
-            return value
-        converted = self.scopes.converted
-        if dtype is BOOL:
-            return self.scopes.compared(value, "icmp ne", source, 0)
-        if dtype.is_half:
-            return converted(converted(value, "sitofp", F32, source), "f32_to_half", dtype, F32)
-        if dtype.is_float:
-            return converted(value, "sitofp", dtype, source)
-        return converted(value, "trunc" if dtype.bits < source.bits else "sext", dtype, source)
+        return value if dtype is source else self.scopes.converted(value, dtype, source)
 
     def _load(self, e: Expr, mask: Mask) -> Value:
         buffer, (offset,), dtype = e.attrs
