@@ -206,19 +206,14 @@ def _in_spans(
                 part, stores = at(a, *span, statements)
                 made += _in_spans(tuple(part if x is a else x for x in axes), v, stores, env)
             return tuple(made)
-    spans = spans_of(v, later, statements, env)
-    if not spans:
-        block, lane, place = cut(v, BLOCK)
-        loop: tuple[Stmt, ...] = (For(lane, "vector", all_moved(statements, {v.var: place})),)
-        return nested([*outer, *block], "parallel", nested(later, "seq", loop))
+    spans = [at(v, *span, statements) for span in spans_of(v, later, statements, env)]
     is_long = env.hint(product([a.extent for a in outer])) < ROWS and env.hint(v.extent) > BLOCK
-    for span in spans:
-        part, stores = at(v, *span, statements)
-        block, lane, place = cut(part, BLOCK) if is_long else ([], part, part.var)
-        loop = (For(lane, "vector", all_moved(stores, {part.var: place})),)
-        loop = nested(later, "seq", loop)
-        made.extend(nested([*outer, *block], "parallel", loop) if is_long else loop)
-    return tuple(made) if is_long else nested(outer, "parallel", tuple(made))
+    in_blocks = is_long or not spans
+    for part, inside in spans or [(v, statements)]:
+        block, lane, place = cut(part, BLOCK) if in_blocks else ([], part, part.var)
+        loop = nested(later, "seq", (For(lane, "vector", all_moved(inside, {part.var: place})),))
+        made.extend(nested([*outer, *block], "parallel", loop) if in_blocks else loop)
+    return tuple(made) if in_blocks else nested(outer, "parallel", tuple(made))
 
 
 def tiles(g: Group, s: Stages, choice: LoopForm) -> tuple[Stmt, ...]:

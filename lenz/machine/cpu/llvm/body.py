@@ -136,18 +136,14 @@ class Body(Writer):
         if s.kind != "seq" or self.indices.lane is not None or self.scopes.copies > 1:
             return 1
         rows = min(self.tile.rows, s.axis.extent.hi or self.tile.rows)  # of 0 rows none are run
-        has_columns = False
-        for x in s.body:
-            if isinstance(x, (If, Store, Scan)) or (isinstance(x, For) and x.kind != "vector"):
-                return 1
-            for y in walk(x.body) if isinstance(x, For) else ():
-                if isinstance(y, (For, If, Store, Scan)):
-                    return 1
-                if isinstance(y, Reduce):
-                    if y.over != (s.axis.var,) or not self.accs[y.name].axes:
-                        return 1
-                    has_columns = True
-        return rows if has_columns else 1
+        loops = [x for x in s.body if isinstance(x, For)]
+        inside = [y for x in loops for y in walk(x.body)]
+        sums = [y for y in inside if isinstance(y, Reduce)]
+        does_more = any(isinstance(x, (If, Store, Scan)) for x in (*s.body, *inside))
+        if not sums or does_more or any(isinstance(y, For) for y in inside):
+            return 1
+        own = all(y.over == (s.axis.var,) and self.accs[y.name].axes for y in sums)
+        return rows if own and all(x.kind == "vector" for x in loops) else 1
 
     def vector_loop(self, s: For) -> None:
         """Full vectors in copies, then the others, then the last, partial one under a mask.
