@@ -15,6 +15,7 @@ with only the checks stays (`drop.only_checks`).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from lenz.context import Context
@@ -22,7 +23,7 @@ from lenz.ir import expr
 from lenz.ir import graph as ir
 from lenz.ir.expr import Expr
 from lenz.ir.op import LOAD, MASKED
-from lenz.ir.tensor import Axis, Buffer
+from lenz.ir.tensor import Axis
 from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.drop import drop, only_checks
 from lenz.opt.each import each
@@ -52,6 +53,7 @@ GPU_TABLE = 16.0
 class Uses:
     """The readers of a buffer.
 
+    other     it is in memory anyway: calls, views, updates or the caller read it
     elements  elements read by all loops together
     reads     the same, but reads that inner axes do not change count once per tile (GPUs only)
     once      some loop reads each element just once (GPUs only)
@@ -62,7 +64,7 @@ class Uses:
 
     loops: int = 0
     loads: int = 0
-    other: int = 0
+    other: bool = False
     elements: int = 0
     reads: int = 0
     once: bool = False
@@ -121,11 +123,11 @@ def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env:
     own = max(env.hint(product(n.out.shape)), 1)
     loads = len(expr.loads_of(n.body))
     cost = expr.cost_of(n.body) - loads
-    if u.other == 0 and u.loops == 1 and u.loads == 1 and u.elements <= own:
+    if not u.other and u.loops == 1 and u.loads == 1 and u.elements <= own:
         return True
     if cost <= 1.0 and loads <= 1:
         return True
-    if u.other:  # It is in memory anyway, so reading it is one load.
+    if u.other:  # reading it is one load
         return False
     if runs_programs(n.out.type.device):
         launch = not u.once and not any(
@@ -259,13 +261,19 @@ def _takes_each_once(dims: Sequence[tuple[Sym, Sym]], axes: Sequence[Axis]) -> b
     return rest is ZERO and not steps and step is product(size for _, size in dims)
 
 
+def value_at(p: ir.Pointwise, e: Expr) -> Expr:
+    """The value of the element of a map that a load reads."""
+    at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, e.attrs[1], strict=True)}
+    return expr.reindex(p.body, at, e.args)
+
+
 def _substitute(n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str]) -> ir.Loop:
     budget = MAX_NODES
     origins: dict[str, None] = {}
 
     def replacement(e: Expr) -> Expr | None:
         nonlocal budget
-        name, index, _ = e.attrs
+        name = e.attrs[0]
         p = bodies.get(name)
         if p is None:
             return None
@@ -275,8 +283,7 @@ def _substitute(n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str]) 
         origins.update(dict.fromkeys(p.out.origin))
         if p.body.checks and name not in covered and _covers(e, n, p):
             covered.add(name)
-        at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, index, strict=True)}
-        return expr.reindex(p.body, at, e.args)
+        return value_at(p, e)
 
     if not any(name in bodies for name in ir.reads_of(n)):
         return n
@@ -284,58 +291,51 @@ def _substitute(n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str]) 
     return replace(new, out=replace(n.out, origin=tuple(dict.fromkeys((*origins, *n.out.origin)))))
 
 
-def uses_of(g: ir.Graph) -> dict[str, Uses]:
-    """Count the readers of every buffer."""
-    uses: dict[str, Uses] = {}
+def uses_of(g: ir.Graph) -> Mapping[str, Uses]:
+    """The readers of every buffer."""
+    uses = defaultdict[str, Uses](Uses)
     shapes = {name: b.shape for name, b in ir.buffers_of(g).items()}
-
-    def of(name: str) -> Uses:
-        return uses.setdefault(name, Uses())
-
+    others = [*ir.atom_refs(g.outputs)]
     for n in g.nodes:
-        match n:
-            case ir.Pointwise() | ir.Reduction() | ir.Scan() | ir.Sort() | ir.Scatter():
-                if isinstance(n, ir.Scatter):
-                    of(n.base).other += 1
-                axes, can = ir.loop_axes(n), capabilities_of(n.out.type.device)
-                elements = max(g.env.hint(product(a.extent for a in axes)), 1)
-                seen: set[str] = set()
-                for e in expr.loads_of(*ir.bodies_of(n)):
-                    name, share = e.attrs[0], 1.0
-                    if can.units:
-                        share = _share(e, shapes[name], axes)
-                        once = name not in seen and _takes_each_once(
-                            list(zip(e.attrs[1], shapes[name], strict=True)), axes
-                        )
-                        of(name).once |= once
-                        of(name).apart |= not once
-                        of(name).reads += int(share * _reads(e, axes, g.env, can.lanes))
-                    columns = [a.var for a in n.axes] if isinstance(n, ir.Reduction) else []
-                    last = {v for s in e.attrs[1][-1:] for v in s.free_vars}
-                    is_place = isinstance(n, ir.Reduction) and n.kind in ("argmax", "argmin")
-                    of(name).columns |= not last.isdisjoint(columns)
-                    of(name).in_order |= is_place or isinstance(n, ir.Scan)
-                    of(name).elements += int(share * elements)
-                    of(name).loads += 1
-                    of(name).loops += name not in seen
-                    seen.add(name)
-                of(n.out.name)
-            case ir.View():
-                of(n.source).other += 1
-                of(n.out.name)
-            case ir.Extern():
-                for o in n.outs:
-                    if isinstance(o, Buffer):
-                        of(o.name)
-                for r in ir.names_in(n):
-                    of(r).other += 1
-    for r in ir.atom_refs(g.outputs):
-        of(r).other += 1
+        if isinstance(n, ir.LOOPS):
+            _count(n, uses, shapes, g.env)
+            others += [n.base] if isinstance(n, ir.Scatter) else []
+        else:
+            others += ir.reads_of(n)
+    for name in others:
+        uses[name].other = True
     for m in g.mutations:
-        of(m.value).loops += 1
-        of(m.value).loads += 1
+        uses[m.value].loops += 1
+        uses[m.value].loads += 1
     for n in reversed(g.nodes):
-        if isinstance(n, ir.Pointwise) and of(n.out.name).apart:
+        if isinstance(n, ir.Pointwise) and uses[n.out.name].apart:
             for e in expr.loads_of(n.body):
-                of(e.attrs[0]).apart = True
+                uses[e.attrs[0]].apart = True
     return uses
+
+
+def _count(
+    n: ir.Loop, uses: Mapping[str, Uses], shapes: Mapping[str, tuple[Sym, ...]], env: SymEnv
+) -> None:
+    """Add the loads of a loop to the uses of what it reads."""
+    axes, can = ir.loop_axes(n), capabilities_of(n.out.type.device)
+    elements = max(env.hint(product(a.extent for a in axes)), 1)
+    folds = isinstance(n, ir.Reduction)
+    columns = {a.var for a in n.axes} if folds else set[Var]()
+    in_order = isinstance(n, ir.Scan) or (folds and n.kind in ("argmax", "argmin"))
+    seen: set[str] = set()
+    for e in expr.loads_of(*ir.bodies_of(n)):
+        name, share = e.attrs[0], 1.0
+        u = uses[name]
+        if can.units:
+            share, dims = _share(e, shapes[name], axes), zip(e.attrs[1], shapes[name], strict=True)
+            once = name not in seen and _takes_each_once(list(dims), axes)
+            u.once |= once
+            u.apart |= not once
+            u.reads += int(share * _reads(e, axes, env, can.lanes))
+        u.columns |= any(v in columns for s in e.attrs[1][-1:] for v in s.free_vars)
+        u.in_order |= in_order
+        u.elements += int(share * elements)
+        u.loads += 1
+        u.loops += name not in seen
+        seen.add(name)

@@ -26,9 +26,9 @@ from lenz.machines import runs_programs
 from lenz.ops.cast import CAST, NARROW
 from lenz.ops.compare import EQ, WHERE
 from lenz.opt.each import each
-from lenz.opt.inline import uses_of
+from lenz.opt.inline import uses_of, value_at
 from lenz.opt.unmask import tests_of
-from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, product
+from lenz.sym import ONE, ZERO, Int, affine_in, product
 
 # Longest row that is unrolled; the same for a contiguous row, where a kernel over rows reads whole
 # cache lines; and the limit on nodes in the resulting body.
@@ -103,10 +103,7 @@ def _solved(n: ir.Reduction, hot: Mapping[str, ir.Pointwise]) -> Expr | None:
 
     def seen(e: Expr) -> Expr | None:
         p = hot.get(e.attrs[0])
-        if p is None:
-            return None
-        at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, e.attrs[1], strict=True)}
-        return expr.reindex(p.body, at, e.args)
+        return None if p is None else value_at(p, e)
 
     (r,), first = long, {a.var: ZERO for a in n.raxes if a.extent is ONE}
     body = expr.reindex(expr.replace_loads(n.body, seen), first)
