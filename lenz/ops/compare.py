@@ -9,11 +9,12 @@ import torch
 
 from lenz.ir.dtype import BOOL, DType
 from lenz.ir.expr import Expr, Number, const
-from lenz.ir.op import Attrs, Op, Types, on
+from lenz.ir.op import INDEX, Attrs, Op, Types, on
 from lenz.ops import reference
 from lenz.ops.emission import Builder, Emit, TritonForm, Values, compare_by_kind, text_by_kind
 from lenz.ops.fold import apply, binary, typed
 from lenz.ops.rules import COMPARABLE, FLOATS, int_of_width, to_bool, where_rule
+from lenz.sym import Sym
 
 _INF = float("inf")
 
@@ -111,6 +112,14 @@ def signbit(x: Expr) -> Expr:
 def where(cond: Expr, x: Expr | Number, y: Expr | Number) -> Expr:
     """x where cond is true, else y; both are evaluated."""
     return apply(WHERE, cond, *typed(x, y))
+
+
+def sides_of(e: Expr, *tests: Op) -> tuple[Sym, Sym] | None:
+    """The positions on both sides of one of these comparisons; None for any other expression."""
+    if e.op not in tests or any(x.op is not INDEX or x.args for x in e.args):
+        return None
+    left, right = e.args
+    return left.attrs[0], right.attrs[0]
 
 
 def sign(x: Expr) -> Expr:

@@ -17,10 +17,10 @@ from lenz.context import Context
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr, index, masked, reindex
 from lenz.ir.graph import Graph, Node, Pointwise, Reduction, reads_of
-from lenz.ir.op import INDEX, MASKED
+from lenz.ir.op import MASKED
 from lenz.ir.tensor import axis
 from lenz.machines import machine_of
-from lenz.ops.compare import LT
+from lenz.ops.compare import LT, sides_of
 from lenz.opt.each import each
 from lenz.opt.unmask import tests_of
 from lenz.sym import Int, Sym, product
@@ -54,10 +54,9 @@ def _row(n: Pointwise) -> Sym | None:
     if n.body.op is not MASKED or not n.axes or not held:
         return None
     for e in tests_of(n.body.args[0]):
-        if e.op is LT and [x.op for x in e.args] == [INDEX, INDEX]:
-            place, size = (x.attrs[0] for x in e.args)
-            if place is n.axes[-1].var and isinstance(size, Int) and size.value <= held:
-                return size
+        place, size = sides_of(e, LT) or (None, None)
+        if place is n.axes[-1].var and isinstance(size, Int) and size.value <= held:
+            return size
     return None
 
 

@@ -18,10 +18,10 @@ from lenz.context import Context
 from lenz.ir.dtype import F32
 from lenz.ir.expr import Expr, load, rebuild, rewritten
 from lenz.ir.graph import Graph, map_bodies
-from lenz.ir.op import CONST, INDEX, LOAD, MASKED
+from lenz.ir.op import CONST, LOAD, MASKED
 from lenz.ops.arith import NEG
 from lenz.ops.cast import NARROW
-from lenz.ops.compare import LT, WHERE
+from lenz.ops.compare import LT, WHERE, sides_of
 from lenz.ops.rounding import widen
 from lenz.opt.each import each_on_gpus
 from lenz.records import dataclass
@@ -47,9 +47,9 @@ def _joined(e: Expr) -> Expr:
 
 def _halves(cond: Expr) -> _Halves | None:
     """The row whose first half `cond` selects: j < n, for j of 0 .. 2n - 1."""
-    if cond.op is not LT or any(x.op is not INDEX or x.args for x in cond.args):
+    if (sides := sides_of(cond, LT)) is None:
         return None
-    j, n = (x.attrs[0] for x in cond.args)
+    j, n = sides
     second = ops.le(*reversed(cond.args))
     if isinstance(j, Mod) and (n, j.den) == (ONE, Int(2)) and isinstance(j.num, Var):
         low = 2 * (j.num // 2)

@@ -19,11 +19,11 @@ from lenz.ir import expr
 from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr
 from lenz.ir.graph import Graph, Loop, Reduction, buffers_of, map_bodies
-from lenz.ir.op import INDEX, MASKED
+from lenz.ir.op import MASKED
 from lenz.ops.bits import AND
-from lenz.ops.compare import LE, LT
+from lenz.ops.compare import LE, LT, sides_of
 from lenz.opt.each import each_on_gpus
-from lenz.sym import Int, Sym, Var
+from lenz.sym import ZERO, Int, Sym, Var
 
 UNIT = 8  # elements of a half type in 16 bytes
 
@@ -91,18 +91,14 @@ def tests_of(cond: Expr) -> list[Expr]:
 
 def spare_of(test: Expr) -> Sym | None:
     """A number that is at least 0 exactly if a comparison of two positions holds; else None."""
-    if test.op not in (LT, LE) or any(x.op is not INDEX or x.args for x in test.args):
-        return None
-    low, high = (x.attrs[0] for x in test.args)
-    return high - low - (test.op is LT)  # type: ignore[no-any-return]  # attributes are Any
+    sides = sides_of(test, LT, LE)
+    return None if sides is None else sides[1] - sides[0] - (test.op is LT)
 
 
 def _own_place(test: Expr, tests: list[Expr]) -> Sym | None:
     """The position s of a test s < n that holds for 0 and shares no variable with another test."""
-    if test.op is not LT or any(x.op is not INDEX or x.args for x in test.args):
-        return None
-    s, n = (x.attrs[0] for x in test.args)
+    s, n = sides_of(test, LT) or (ZERO, ZERO)
     others = expr.vars_of(*(t for t in tests if t is not test))
     if not isinstance(n, Int) or n.value < 1 or s.lo != 0 or expr.vars_of(test) & others:
         return None
-    return s  # type: ignore[no-any-return]  # attributes are Any
+    return s

@@ -17,9 +17,9 @@ from lenz.debug.blame import blaming
 from lenz.ir.axes import old_reads
 from lenz.ir.expr import Expr, load, nodes_of, reindex
 from lenz.ir.graph import Graph, Node, Pointwise, Scatter, atom_refs, reads_of
-from lenz.ir.op import INDEX, MASKED
+from lenz.ir.op import MASKED
 from lenz.ir.tensor import Axes, Axis, Buffer, axis, contiguous
-from lenz.ops.compare import EQ, WHERE
+from lenz.ops.compare import EQ, WHERE, sides_of
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.records import replace
 from lenz.sym import ONE, ZERO, Sym, SymEnv, affine_in, product
@@ -96,9 +96,8 @@ def _layer(e: Expr, own: Expr) -> tuple[list[Expr], Expr] | None:
 
 def _spares(test: Expr) -> list[Sym]:
     """Numbers that are all >= 0 if and only if positions compare so; none for other tests."""
-    if test.op is EQ and all(x.op is INDEX and not x.args for x in test.args):
-        a, b = (x.attrs[0] for x in test.args)
-        return [b - a, a - b]
+    if sides := sides_of(test, EQ):
+        return [sides[1] - sides[0], sides[0] - sides[1]]
     return [] if (spare := spare_of(test)) is None else [spare]
 
 

@@ -20,10 +20,10 @@ from lenz import sym
 from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, interpret, is_bound_var, nodes_of, rebuild, syms_of
 from lenz.ir.kernel import Store
-from lenz.ir.op import INDEX, MASKED
+from lenz.ir.op import MASKED
 from lenz.ir.tensor import Axes, Axis, axis
 from lenz.ops.bits import AND, NOT, OR
-from lenz.ops.compare import EQ, GE, GT, LE, LT, NE, WHERE
+from lenz.ops.compare import EQ, GE, GT, LE, LT, NE, WHERE, sides_of
 from lenz.ops.fold import apply, value_of
 from lenz.schedule.cut import all_moved
 from lenz.schedule.stages import Statement
@@ -86,8 +86,8 @@ def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
     """
     nodes = nodes_of(*(s.value for s in stores))
     for e in nodes:
-        if is_test(e):
-            a, b = (x.attrs[0] for x in e.args)
+        if sides := sides_of(e, *_HOLDS):
+            a, b = sides
             up = {LE: (b - a,), LT: (b - a - 1,), GE: (a - b,), GT: (a - b - 1,)}
             yield from up.get(e.op, (a - b, b - a))
     for s in subterms(*[s.offset for s in stores], *[s for e in nodes for s in syms_of(e)]):
@@ -122,21 +122,20 @@ _HOLDS = {
 
 def is_test(e: Expr) -> bool:
     """True for a comparison of positions."""
-    return e.op in _HOLDS and all(x.op is INDEX and not x.args for x in e.args)
+    return sides_of(e, *_HOLDS) is not None
 
 
 def resolved(body: Expr) -> Expr:
     """The body without tests that are proved true or false: the chosen value replaces each."""
 
     def visit(e: Expr, args: list[Expr]) -> Expr:
-        if e.op in _HOLDS and all(x.op is INDEX and not x.args for x in args):
-            a, b = (x.attrs[0] for x in args)
+        new = rebuild(e, tuple(args))
+        if sides := sides_of(new, *_HOLDS):
             for answer, proves in zip((True, False), _HOLDS[e.op], strict=True):
-                if proves(a, b):
+                if proves(*sides):
                     return const(answer, BOOL)
         if e.op is MASKED and (chosen := value_of(args[0])) is not None:
             return args[1] if chosen else args[2]
-        new = rebuild(e, tuple(args))
         is_logic = e.op in (AND, OR, NOT, WHERE) and new is not e
         return apply(e.op, *args, attrs=e.attrs) if is_logic else new
 

@@ -10,10 +10,10 @@ from lenz import ops
 from lenz.ir import kernel
 from lenz.ir.expr import Expr
 from lenz.ir.kernel import For, LoopKind, Reduce, Stmt
-from lenz.ir.op import INDEX, MASKED
+from lenz.ir.op import MASKED
 from lenz.ir.tensor import Axes, Axis, axis, lane_axis
 from lenz.ops.cast import CAST
-from lenz.ops.compare import LT
+from lenz.ops.compare import LT, sides_of
 from lenz.schedule.stages import Statement
 from lenz.sym import ZERO, Int, Sym, Var, ceildiv, maximum, minimum, prove_le, prove_lt, substitute
 
@@ -63,12 +63,10 @@ def trimmed(raxes: Axes, statements: Sequence[Statement]) -> tuple[Axes, Sequenc
 def _end(x: Statement, r: Var) -> Sym | None:
     """The first r that a reduction's mask leaves out, with all later ones; None if it has none."""
     value = x.value.args[0] if x.value.op is CAST else x.value
-    if not isinstance(x, Reduce) or value.op is not MASKED:
+    sides = sides_of(value.args[0], LT) if value.op is MASKED else None
+    if not isinstance(x, Reduce) or sides is None:
         return None
-    test, _, other = value.args
-    if test.op is not LT or any(a.op is not INDEX or a.args for a in test.args):
-        return None
-    at, count = (a.attrs[0] for a in test.args)
+    (at, count), other = sides, value.args[2]
     end = count - (at - r)
     is_trimmed = r not in end.free_vars and other is ops.neutral(x.kind, other.dtype)
     return end if is_trimmed else None

@@ -26,7 +26,7 @@ from lenz.ir.op import CONST, INDEX, LOAD, MASKED
 from lenz.ir.syntax import map_values
 from lenz.ir.tensor import Axis
 from lenz.ops.bits import AND
-from lenz.ops.compare import LE, LT, WHERE
+from lenz.ops.compare import LE, LT, WHERE, sides_of
 from lenz.ops.fold import apply
 from lenz.schedule.cut import undecided
 from lenz.sym import ONE, ZERO, Add, Int, Mod, Sym, Var, affine_in, divisor, substitute
@@ -81,11 +81,11 @@ def in_pieces(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 
 def _uniform(e: Expr, lanes: Sequence[Axis]) -> tuple[Sym, Sym, bool] | None:
     """A test that holds for all lanes of a program or none: a tile, an end, if it is below that."""
-    if e.op not in (LT, LE) or any(x.op is not INDEX or x.args for x in e.args):
+    if (sides := sides_of(e, LT, LE)) is None:
         return None
     width, moving = lanes[-1].extent, {x.var for x in lanes}
     below = e.op is LT  # else the end is at most the position
-    place, end = (x.attrs[0] for x in (e.args if below else reversed(e.args)))
+    place, end = sides if below else sides[::-1]
     tile = place // width
     is_uniform = end % width is ZERO and not moving & {*tile.free_vars, *end.free_vars}
     return (tile, end // width, below) if is_uniform else None
@@ -97,9 +97,9 @@ def _hardest(e: Expr, lane: Axis) -> tuple[Sym, Sym] | None:
     None if it is not such a test, or if it fails at more than a quarter of all positions, or in
     more than a quarter of the tiles.
     """
-    if e.op not in (LT, LE) or any(x.op is not INDEX or x.args for x in e.args):
+    if (sides := sides_of(e, LT, LE)) is None:
         return None
-    a, b = (x.attrs[0] for x in e.args)
+    a, b = sides
     room: Sym = b - a + (1 if e.op is LE else 0)  # positive if the test holds
     step, _ = affine_in(room, lane.var) or (ZERO, room)
     if not isinstance(step, Int) or step is ZERO or room.hi is None or room.lo is None:
