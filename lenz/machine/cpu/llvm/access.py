@@ -9,6 +9,7 @@ reads a local zero instead.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import cycle
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64, U8, DType
@@ -146,32 +147,27 @@ class Accesses:
         """Read one element per lane (one in all for step 0) at `level` or further in."""
         level = max(level, place.pointers.level, mask.level if mask else 0)
         copies = max(len(place.pointers.names), len(mask.names) if mask else 1)
-        spread = self.scopes.spread
+        pointers = self.scopes.spread(place.pointers, I64, False, copies)
         if place.step == 0:
-            value = self._load_scalar(place, dtype, mask, level, copies)
+            names = self._load_scalar(pointers, dtype, mask, level)
         else:
             b = self.scopes.builder(level, True, copies)
-            pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
-            masks = spread(mask, BOOL, True, copies) if mask else None
-            value = Value(self._load_lanes(b, place.step, dtype, pointers, masks), level, True)
+            masks = self.scopes.spread(mask, BOOL, True, copies) if mask else None
+            names = self._load_lanes(b, place.step, dtype, pointers, masks)
+        value = Value(names, level, place.step != 0)
         return self._to_bool(value) if dtype is BOOL else value
 
     def _to_bool(self, value: Value) -> Value:
         return self.scopes.compared(value, "icmp ne", U8, 0)  # a byte in memory
 
-    def _load_scalar(
-        self, place: Place, dtype: DType, mask: Value | None, level: int, copies: int
-    ) -> Value:
+    def _load_scalar(self, pointers: Names, dtype: DType, mask: Value | None, level: int) -> Names:
         fn, t = self.scopes.fn, memory_type(dtype)
-        pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
         if mask is not None:
             b = self.scopes.builder(level, mask.lanes, 1)
             conds = [b.any((n,)) if mask.lanes else n for n in mask.names]
-            conds = conds * (1 if len(conds) == copies else copies)
-            rows, zeros = zip(conds, pointers, strict=True), self._zeros()
+            rows, zeros = zip(cycle(conds), pointers, strict=False), self._zeros()
             pointers = fn.lets(level, (f"select i1 {c}, ptr {p}, ptr {zeros}" for c, p in rows))
-        loads = (f"load {t}, ptr {p}, align {dtype.bytes}" for p in pointers)
-        return Value(fn.lets(level, loads), level)
+        return fn.lets(level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in pointers))
 
     def _zeros(self) -> str:
         """Eight zero bytes of the function's own."""
@@ -183,24 +179,20 @@ class Accesses:
     def _load_lanes(
         self, b: Builder, step: int | None, dtype: DType, pointers: Names, masks: Names | None
     ) -> Names:
-        fn, t, level = b.fn, memory_type(dtype, b.lanes), b.level
-        if masks is None and step is not None and step > 1:
-            return _pick(b, dtype, step, pointers)
+        t, m = memory_type(dtype, b.lanes), b.type(BOOL)
         if masks is None and step is not None:
-            names = fn.lets(level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in pointers))
-            return names if step == 1 else _reverse(b, t, names)
-        if masks is None:
-            masks = ("splat (i1 true)",) * b.copies
-        if step == -1:
-            masks = _reverse(b, vector("i1", b.lanes), masks)
-        kind = "gather" if step is None else "load"
-        p = vector("ptr", b.lanes) if step is None else "ptr"
-        callee = self._intrinsic(kind, dtype, t, p, "i32", vector("i1", b.lanes), t)
-        zero = splat(memory_type(dtype), _zero(dtype), b.lanes)
-        m = vector("i1", b.lanes)
-        head, rows = f"call {t} {callee}(", zip(pointers, masks, strict=True)
-        texts = (f"{head}{p} {a}, i32 {dtype.bytes}, {m} {c}, {t} {zero})" for a, c in rows)
-        names = fn.lets(level, texts)
+            if step > 1:
+                return _pick(b, dtype, step, pointers)
+            texts = [f"load {t}, ptr {p}, align {dtype.bytes}" for p in pointers]
+        else:
+            masks = masks or ("splat (i1 true)",) * b.copies
+            masks = _reverse(b, m, masks) if step == -1 else masks
+            kind, p = ("load", "ptr") if step else ("gather", vector("ptr", b.lanes))
+            callee = self._intrinsic(kind, dtype, t, p, "i32", m, t)
+            rest = f"{t} {splat(memory_type(dtype), _zero(dtype), b.lanes)})"
+            rows, head = zip(pointers, masks, strict=True), f"call {t} {callee}({p}"
+            texts = [f"{head} {a}, i32 {dtype.bytes}, {m} {c}, {rest}" for a, c in rows]
+        names = b.fn.lets(b.level, texts)
         return _reverse(b, t, names) if step == -1 else names
 
     def _intrinsic(self, kind: str, dtype: DType, result: str, *args: str) -> str:
@@ -215,24 +207,24 @@ class Accesses:
         lanes = place.step != 0
         if value.lanes and not lanes:
             raise InternalError("lanes are stored to one address", pass_name="codegen")
-        copies = max(len(place.pointers.names), len(value.names))
-        if lanes and mask is not None:
-            copies = max(copies, len(mask.names))
-        b = self.scopes.builder(level, lanes, copies)
-        names = self.scopes.spread(value, dtype, lanes, copies)
-        pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
-        t = memory_type(dtype, b.lanes)
+        mask = mask if lanes else None
+        copies = max(len(v.names) for v in (place.pointers, value, mask or value))
+        b, spread = self.scopes.builder(level, lanes, copies), self.scopes.spread
+        t, m, reverse = memory_type(dtype, b.lanes), b.type(BOOL), place.step == -1
+        names, pointers = (
+            spread(value, dtype, lanes, copies),
+            spread(place.pointers, I64, False, copies),
+        )
         if dtype is BOOL:
-            names = b.cast("zext", b.type(BOOL), t, names)
-        masks = self.scopes.spread(mask, BOOL, True, copies) if mask and lanes else None
-        if place.step == -1:
+            names = b.cast("zext", m, t, names)
+        masks = spread(mask, BOOL, True, copies) if mask else None
+        if reverse:
             names = _reverse(b, t, names)
-        if mask and lanes and place.step is not None:
-            reverse = place.step == -1
-            if store_tail(self.scopes, dtype, mask, reverse, names, pointers):
-                return
-        if place.step == -1:
-            masks = _reverse(b, b.type(BOOL), masks) if masks else None
+        in_tail = mask and place.step is not None
+        if in_tail and store_tail(self.scopes, dtype, mask, reverse, names, pointers):
+            return
+        if masks and reverse:
+            masks = _reverse(b, m, masks)
         if masks is None and place.step is not None:
             how = f"align {dtype.bytes}"
             if place.lines:
@@ -241,21 +233,21 @@ class Accesses:
                 fn.put(level, f"  store {t} {n}, ptr {p}, {how}")
             return
         masks = masks or ("splat (i1 true)",) * copies
-        kind = "scatter" if place.step is None else "store"
-        p_type, m = (vector("ptr", b.lanes) if place.step is None else "ptr"), b.type(BOOL)
-        callee = self._intrinsic(kind, dtype, "void", t, p_type, "i32", m)
+        kind, at = ("store", "ptr") if place.step else ("scatter", vector("ptr", b.lanes))
+        callee = self._intrinsic(kind, dtype, "void", t, at, "i32", m)
         for n, p, c in zip(names, pointers, masks, strict=True):
-            fn.put(
-                level, f"  call void {callee}({t} {n}, {p_type} {p}, i32 {dtype.bytes}, {m} {c})"
-            )
+            args = f"{t} {n}, {at} {p}, i32 {dtype.bytes}, {m} {c}"
+            fn.put(level, f"  call void {callee}({args})")
 
 
 def store_pairs(scopes: Scopes, place: Place, dtype: DType, values: tuple[Value, Value]) -> None:
     """Write two neighbours per lane: the elements at step 2 and those after them."""
     fn, level = scopes.fn, scopes.fn.level
     copies = max(len(v.names) for v in (place.pointers, *values))
-    b = scopes.builder(level, True, copies)
-    pointers = place.pointers.names * (1 if len(place.pointers.names) == copies else copies)
+    b, pointers = (
+        scopes.builder(level, True, copies),
+        scopes.spread(place.pointers, I64, False, copies),
+    )
     pairs = [scopes.spread(v, dtype, True, copies) for v in values]
     element, t = memory_type(dtype), memory_type(dtype, b.lanes)
     for x, y, p in zip(*pairs, pointers, strict=True):
