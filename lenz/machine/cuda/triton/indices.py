@@ -64,15 +64,12 @@ class Indices:
             case Mul():
                 return _product([self.term(f, bound) for f in s.factors])
             case FloorDiv() | Mod() | Min() | Max():
-                return self._named(s, bound)
+                key = (s, tuple([bound[v].text for v in s.free_vars if v in bound]))
+                return self.text.once(key, lambda: self._named(s, bound))
             case _:
                 raise InternalError(f"no text for {type(s).__name__}", pass_name="codegen")
 
     def _named(self, s: FloorDiv | Mod | Min | Max, bound: Mapping[Var, Term]) -> Term:
-        key = (s, tuple([bound[v].text for v in s.free_vars if v in bound]))
-        found = self.text.memo.get(key)
-        if found is not None:
-            return found
         parts = [self.term(x, bound) for x in children(s)]
         dims, level = joint(parts)
         if isinstance(s, (Min, Max)):
@@ -82,7 +79,7 @@ class Indices:
                 text = f"{call}({text}, {p.text})"
         else:
             text = _division(s, parts[0].text, parts[1].text)
-        return self.text.keep(key, self.text.let(text, dims, level))
+        return self.text.let(text, dims, level)
 
     def _sum(self, s: Add, bound: Mapping[Var, Term]) -> Term:
         """Terms over the same lanes are grouped, those over fewer lanes first."""

@@ -237,23 +237,21 @@ class _Body:
 
     def tail(self, a: Axis) -> Term | None:
         """The condition under which a lane has an element; None if all have one."""
-        if not a.ends:
-            return None
-        key = ("tail", a.var, a.ends)
-        found = self.text.memo.get(key)
-        if found is None:
-            # W*block + lane < N: in this form Triton knows which groups of lanes agree.
-            tests: list[tuple[Term, Term]] = []
-            for end in a.ends:
-                terms = end.terms if isinstance(end, Add) else ()
-                moved = sum_of([(t, -c) for t, c in terms if c < 0])
-                tests.append((self.indices.term(a.var + moved, {}), self.end(end + moved)))
-            dims, level = joint([side for sides in tests for side in sides])
-            text = [f"{left.text} < {right.text}" for left, right in tests]
-            text = [f"({x})" for x in text] if len(text) > 1 else text
-            found = self.text.let(" & ".join(text), dims, level)
-            self.text.keep(key, found)
-        return found
+        key = "tail", a.var, a.ends
+        return self.text.once(key, lambda: self.inside(a)) if a.ends else None
+
+    def inside(self, a: Axis) -> Term:
+        """Whether each lane of an axis comes before its ends."""
+        # W*block + lane < N: in this form Triton knows which groups of lanes agree.
+        tests: list[tuple[Term, Term]] = []
+        for end in a.ends:
+            terms = end.terms if isinstance(end, Add) else ()
+            moved = sum_of([(t, -c) for t, c in terms if c < 0])
+            tests.append((self.indices.term(a.var + moved, {}), self.end(end + moved)))
+        dims, level = joint([side for sides in tests for side in sides])
+        text = [f"{left.text} < {right.text}" for left, right in tests]
+        text = [f"({x})" for x in text] if len(text) > 1 else text
+        return self.text.let(" & ".join(text), dims, level)
 
     def end(self, s: Sym) -> Term:
         """Where lanes end. It is a parameter of a grid beside others, which may end elsewhere."""

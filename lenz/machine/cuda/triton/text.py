@@ -7,7 +7,7 @@ once. A body's values are forgotten when it closes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from lenz.records import dataclass
 
@@ -59,6 +59,10 @@ class Text:
         self.memo[key] = term
         self.keys[term.level].append(key)
         return term
+
+    def once(self, key: Hashable, make: Callable[[], Term]) -> Term:
+        """The value of a key, which is made unless it is remembered."""
+        return self.memo.get(key) or self.keep(key, make())
 
     def push(self) -> None:
         """Open the body of a loop."""

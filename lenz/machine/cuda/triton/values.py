@@ -123,12 +123,8 @@ class Values(Walk[Term]):
         held = self.indices.dtype
         if e.dtype is held:
             return term
-        key = ("cast", term.text)
-        found = self.text.memo.get(key)
-        if found is None:
-            cast = self.text.let(cast_text(held, e.dtype, term.text), term.dims, term.level)
-            found = self.text.keep(key, cast)
-        return found
+        cast = lambda: self.text.let(cast_text(held, e.dtype, term.text), term.dims, term.level)
+        return self.text.once(("cast", term.text), cast)
 
     def _index(self, e: Expr, mask: Mask) -> Term:
         s, dtype = e.attrs[0], e.dtype
