@@ -10,6 +10,15 @@ from __future__ import annotations
 Bounds = tuple[int | None, int | None]
 
 
+def plus(total: Bounds, x: Bounds, times: int) -> Bounds:
+    """The interval of a sum and a multiple of another number."""
+    lo, hi = x if times > 0 else x[::-1]
+    return (
+        None if total[0] is None or lo is None else total[0] + times * lo,
+        None if total[1] is None or hi is None else total[1] + times * hi,
+    )
+
+
 def interval_product(a: Bounds, b: Bounds) -> Bounds:
     """The interval of x*y for x in a, y in b."""
     (al, ah), (bl, bh) = a, b

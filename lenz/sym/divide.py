@@ -201,21 +201,14 @@ def _cut(k: int, const: int, rest: list[tuple[int, Sym, int]]) -> tuple[int, int
 
     d divides k and the coefficients of rest[:cut]; const + rest[cut:] lies in [m*d, (m+1)*d).
     """
-    lows: list[int | None] = [const]
-    highs: list[int | None] = [const]
-    low: int | None = const
-    high: int | None = const
+    tails: list[bounds.Bounds] = [(const, const)]
     for _, t, c in reversed(rest):
-        t_low, t_high = (t.lo, t.hi) if c > 0 else (t.hi, t.lo)
-        low = None if low is None or t_low is None else low + c * t_low
-        high = None if high is None or t_high is None else high + c * t_high
-        lows.append(low)
-        highs.append(high)
+        tails.append(bounds.plus(tails[-1], (t.lo, t.hi), c))
     n, d = len(rest), k
     for cut in range(n + 1):
         if cut:
             d = gcd(d, rest[cut - 1][2])
-        low, high = lows[n - cut], highs[n - cut]
+        low, high = tails[n - cut]
         if low is not None and high is not None and low // d == high // d:
             return cut, d, low // d
     raise AssertionError("the constant alone always lies in one block")

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, TypeAlias
 
-from lenz.sym.divide import floordiv, mod
-from lenz.sym.expr import ONE, Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, sum_of, sym
+from lenz.sym.expr import ONE, Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, children, sum_of
 from lenz.sym.extremum import maximum, minimum
 
 Pick: TypeAlias = Callable[[Any, Any], Any]
+# How the operands of a node are joined; for minima and maxima the caller says it.
+_OPERATORS: Mapping[type[Sym], Pick] = {
+    Mul: operator.mul, FloorDiv: operator.floordiv, Mod: operator.mod,
+}  # fmt: skip
 
 
 def product(items: Iterable[Sym | int]) -> Sym:
     """The product of the items, 1 for none."""
-    out: Sym = ONE
-    for x in items:
-        out = out * sym(x)
+    out: Sym = reduce(operator.mul, items, ONE)
     return out
 
 
@@ -41,25 +43,13 @@ def evaluate_with(e: Sym, known: dict[Any, Any], low: Pick, high: Pick) -> Any:
     found = known.get(e)
     if found is not None:
         return found
-    match e:
-        case Var():
-            raise KeyError(e)
-        case Add():
-            out: Any = e.const
-            for t, c in e.terms:
-                out = out + c * evaluate_with(t, known, low, high)
-        case Mul():
-            out = 1
-            for f in e.factors:
-                out = out * evaluate_with(f, known, low, high)
-        case FloorDiv() | Mod():
-            a, b = evaluate_with(e.num, known, low, high), evaluate_with(e.den, known, low, high)
-            out = a // b if type(e) is FloorDiv else a % b
-        case Min() | Max():
-            parts = [evaluate_with(x, known, low, high) for x in e.args]
-            out = reduce(low if type(e) is Min else high, parts)
-        case _:
-            raise TypeError(f"not a symbolic integer: {type(e).__name__}")
+    if type(e) is Var:
+        raise KeyError(e)
+    parts = [evaluate_with(x, known, low, high) for x in children(e)]
+    if type(e) is Add:
+        out: Any = sum([c * x for x, (_, c) in zip(parts, e.terms, strict=True)], e.const)
+    else:
+        out = reduce({**_OPERATORS, Min: low, Max: high}[type(e)], parts)
     known[e] = out
     return out
 
@@ -84,22 +74,12 @@ def _image(e: Sym, mapping: Mapping[Var, Sym], memo: dict[Sym, Sym]) -> Sym:
             break
     else:
         return e
+    parts = [_image(x, mapping, memo) for x in children(e)]
     out: Sym
-    match e:
-        case Add():
-            out = sum_of([(_image(t, mapping, memo), c) for t, c in e.terms]) + e.const
-        case Mul():
-            out = product([_image(f, mapping, memo) for f in e.factors])
-        case FloorDiv():
-            out = floordiv(_image(e.num, mapping, memo), _image(e.den, mapping, memo))
-        case Mod():
-            out = mod(_image(e.num, mapping, memo), _image(e.den, mapping, memo))
-        case Min():
-            out = reduce(minimum, [_image(x, mapping, memo) for x in e.args])
-        case Max():
-            out = reduce(maximum, [_image(x, mapping, memo) for x in e.args])
-        case _:
-            raise TypeError(f"not a symbolic integer: {type(e).__name__}")
+    if type(e) is Add:
+        out = sum_of([(x, c) for x, (_, c) in zip(parts, e.terms, strict=True)]) + e.const
+    else:
+        out = reduce({**_OPERATORS, Min: minimum, Max: maximum}[type(e)], parts)
     memo[e] = out
     return out
 

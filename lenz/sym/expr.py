@@ -113,10 +113,9 @@ class Int(Sym):
     value: int
 
     def __new__(cls, value: int) -> Self:
-        found = _INTS.get(value)
+        found: Self | None = _INTS.get(value)
         if found is not None:
-            same: Self = found
-            return same
+            return found
         value = int(value)  # no bool inside
         e = object.__new__(cls)
         e.value = e.lo = e.hi = value
@@ -145,10 +144,9 @@ class Var(Sym):
         if isinstance(limit, Int):  # says no more than hi
             limit = None
         ident = (name, lo, hi, limit)
-        found = _VARS.get(ident)
+        found: Self | None = _VARS.get(ident)
         if found is not None:
-            same: Self = found
-            return same
+            return found
         if NAME.fullmatch(name) is None:
             raise ValueError(f"{name!r} is not a name for a Var: want [@A-Za-z_][A-Za-z0-9_.]*")
         e = object.__new__(cls)
@@ -292,16 +290,13 @@ def _interned_add(const: int, terms: Terms) -> Add:
     found = _ADDS.get(ident)
     if found is not None:
         return found
-    lo: int | None = const
-    hi: int | None = const
+    within: bounds.Bounds = const, const
     mark = 0
     for t, c in terms:
         mark |= t.mark
-        low, high = (t.lo, t.hi) if c > 0 else (t.hi, t.lo)
-        lo = None if lo is None or low is None else lo + c * low
-        hi = None if hi is None or high is None else hi + c * high
+        within = bounds.plus(within, (t.lo, t.hi), c)
     e = object.__new__(Add)
-    e.const, e.terms, e.lo, e.hi, e.mark, e.key, e._free = const, terms, lo, hi, mark, "", None
+    (e.lo, e.hi), e.const, e.terms, e.mark, e.key, e._free = within, const, terms, mark, "", None
     return _ADDS.setdefault(ident, e)
 
 
