@@ -5,6 +5,7 @@ A division of integers by zero raises on CPUs, as in eager; on GPUs it gives som
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,14 +22,23 @@ from lenz.ops.rules import INTS, same
 CODES = {name: code for code, name in enumerate(FAULTS, 1)}  # returned by kernels
 
 
-def _check(name: str) -> Op:
-    """The op i -> i that fails with its fault unless 0 <= i < n."""
+def _guarded(
+    name: str, types: Types, is_wrong: Callable[..., Any], emit: Any, cuda: OpForm, **more: Any
+) -> Op:
+    """The op (x, n) -> x that fails with its fault for wrong operands."""
     error, what = FAULTS[name]
 
-    def eager(i: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        if bool(((i < 0) | (i >= n)).any()):
+    def eager(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        if bool(is_wrong(x, n).any()):
             raise error(what)
-        return i
+        return x
+
+    forms = on(cpu=emit, cuda=cuda)
+    return Op(name, 2, same(types), eager, forms=forms, guarded=True, **more)
+
+
+def _check(name: str) -> Op:
+    """The op i -> i that fails with its fault unless 0 <= i < n."""
 
     def emit(b: Any, _: DType, __: Types, xs: Values, ___: Attrs) -> Any:
         i, n, runs = xs
@@ -37,23 +47,9 @@ def _check(name: str) -> Op:
         return b.select(outside, I64, b.constant(I64, 0), i)
 
     inside = "tl.cast({0}, tl.uint64) < tl.cast({1}, tl.uint64)"  # unsigned: negatives are large
-    return Op(
-        name,
-        2,
-        same((I64,)),
-        eager=eager,
-        forms=on(cpu=emit, cuda=OpForm(f"tl.where({inside}, {{0}}, 0)", check=inside)),
-        cost=2.0,
-        domain=(0, 10),
-        guarded=True,
-    )
-
-
-def _eager_nonzero(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    error, what = FAULTS["assert_nonzero"]
-    if bool((x == 0).any()):
-        raise error(what)
-    return x
+    cuda = OpForm(f"tl.where({inside}, {{0}}, 0)", check=inside)
+    outside = lambda i, n: (i < 0) | (i >= n)
+    return _guarded(name, (I64,), outside, emit, cuda, cost=2.0, domain=(0, 10))
 
 
 def _emit_nonzero(b: Any, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
@@ -63,15 +59,9 @@ def _emit_nonzero(b: Any, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
     return x
 
 
-ASSERT_NONZERO = Op(
-    "assert_nonzero",
-    2,
-    same(INTS),
-    eager=_eager_nonzero,
-    forms=on(cpu=_emit_nonzero, cuda=OpForm("{0}", check="{0} != 0")),
-    cost=1.0,
-    domain=(1, 10),
-    guarded=True,
+_NONZERO = OpForm("{0}", check="{0} != 0")
+ASSERT_NONZERO = _guarded(
+    "assert_nonzero", INTS, lambda x, _: x == 0, _emit_nonzero, _NONZERO, cost=1.0, domain=(1, 10)
 )
 
 

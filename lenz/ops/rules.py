@@ -22,7 +22,7 @@ NUMBERS: Types = INTS + FLOATS
 BITS: Types = (BOOL, *INTS)
 COMPARABLE: Types = (BOOL, *NUMBERS)
 
-_BY_BITS = {(d.kind, d.bits): d for d in INTS}
+_BY_BITS = {d.bits: d for d in SIGNED}
 
 
 def _one_type(args: Types, allowed: Types) -> DType:
@@ -96,6 +96,6 @@ def scale_rule(args: Types, _: Attrs) -> DType:
     return args[0]
 
 
-def int_of_width(bits: int, *, signed: bool = True) -> DType:
-    """The integer type of this width; raises KeyError if there is none."""
-    return _BY_BITS[("int" if signed else "uint", bits)]
+def int_of_width(bits: int) -> DType:
+    """The signed integer type of this width; raises KeyError if there is none."""
+    return _BY_BITS[bits]
