@@ -320,9 +320,8 @@ def _count(
     """Add the loads of a loop to the uses of what it reads."""
     axes, can = ir.loop_axes(n), capabilities_of(n.out.type.device)
     elements = max(env.hint(product(a.extent for a in axes)), 1)
-    folds = isinstance(n, ir.Reduction)
-    columns = {a.var for a in n.axes} if folds else set[Var]()
-    in_order = isinstance(n, ir.Scan) or (folds and n.kind in ("argmax", "argmin"))
+    columns = {a.var for a in n.axes} if isinstance(n, ir.Reduction) else set[Var]()
+    is_place = isinstance(n, ir.Reduction) and n.kind in ("argmax", "argmin")
     seen: set[str] = set()
     for e in expr.loads_of(*ir.bodies_of(n)):
         name, share = e.attrs[0], 1.0
@@ -334,7 +333,7 @@ def _count(
             u.apart |= not once
             u.reads += int(share * _reads(e, axes, env, can.lanes))
         u.columns |= any(v in columns for s in e.attrs[1][-1:] for v in s.free_vars)
-        u.in_order |= in_order
+        u.in_order |= is_place or isinstance(n, ir.Scan)
         u.elements += int(share * elements)
         u.loads += 1
         u.loops += name not in seen

@@ -206,10 +206,11 @@ def _in_spans(
                 part, stores = at(a, *span, statements)
                 made += _in_spans(tuple(part if x is a else x for x in axes), v, stores, env)
             return tuple(made)
-    spans = [at(v, *span, statements) for span in spans_of(v, later, statements, env)]
+    parts: list[tuple[Axis, Sequence[Statement]]] = []
+    parts += [at(v, *span, statements) for span in spans_of(v, later, statements, env)]
     is_long = env.hint(product([a.extent for a in outer])) < ROWS and env.hint(v.extent) > BLOCK
-    in_blocks = is_long or not spans
-    for part, inside in spans or [(v, statements)]:
+    in_blocks = is_long or not parts
+    for part, inside in parts or [(v, statements)]:
         block, lane, place = cut(part, BLOCK) if in_blocks else ([], part, part.var)
         loop = nested(later, "seq", (For(lane, "vector", all_moved(inside, {part.var: place})),))
         made.extend(nested([*outer, *block], "parallel", loop) if in_blocks else loop)

@@ -220,8 +220,8 @@ class Accesses:
         masks = spread(mask, BOOL, True, copies) if mask else None
         if reverse:
             names = _reverse(b, t, names)
-        in_tail = mask and place.step is not None
-        if in_tail and store_tail(self.scopes, dtype, mask, reverse, names, pointers):
+        tail = mask if place.step is not None else None
+        if tail and store_tail(self.scopes, dtype, tail, reverse, names, pointers):
             return
         if masks and reverse:
             masks = _reverse(b, m, masks)
