@@ -30,7 +30,7 @@ from lenz.ops.arith import SUB
 from lenz.ops.math import EXP
 from lenz.opt.each import each
 from lenz.opt.split_reduce import partial_result
-from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in
+from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, step_of
 
 PART = 2048  # elements of a part
 UNIT = 16  # bytes loaded at once, if aligned to as many
@@ -68,9 +68,9 @@ def _is_long_top(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     held = machine_of(n.out.type.device).capabilities.held
     if n.kind != "max" or not held or len(r) != 1 or n.finish is not ref("acc", n.body.dtype):
         return False
-    steps = [affine_in(layouts[e.attrs[0]].at(e.attrs[1]), r[0].var) for e in loads_of(n.body)]
+    steps = [step_of(layouts[e.attrs[0]].at(e.attrs[1]), r[0].var) for e in loads_of(n.body)]
     length = r[0].extent
-    return isinstance(length, Int) and length.value > held and any(s and s[0] is ONE for s in steps)
+    return isinstance(length, Int) and length.value > held and ONE in steps
 
 
 def _top_of(n: Reduction, tops: Mapping[str, Reduction]) -> str | None:

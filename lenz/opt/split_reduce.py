@@ -31,7 +31,7 @@ from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.dedup import dedup
 from lenz.opt.each import each
 from lenz.records import dataclass, replace
-from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in, ceildiv, flatten, power_of_two, product
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, ceildiv, flatten, power_of_two, product, step_of
 from lenz.target import Capabilities
 
 # Below this many elements one core finishes before another wakes (findings-cpu.md section 5).
@@ -143,8 +143,7 @@ def _moves(flat: Sym, axes: Axes) -> bool:
 
 
 def _is_contiguous(flat: Sym, a: Axis) -> bool:
-    parts = affine_in(flat, a.var)
-    return a.extent is not ONE and parts is not None and parts[0] is ONE
+    return a.extent is not ONE and step_of(flat, a.var) is ONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +176,8 @@ def _long_rows(n: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
         return n
     flats = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
     for s in (*flats, *(e.attrs[0] for e in nodes_of(n.body) if e.op is INDEX)):
-        found = {v: affine_in(s, v) for v in steps if v in s.free_vars}
-        if found and steps != {v: x and x[0] for v, x in found.items()}:
+        found = {v: step_of(s, v) for v in steps if v in s.free_vars}
+        if found and steps != found:
             return n
     k = next(k for k in range(COLUMNS // width.value, 0, -1) if rows.value % k == 0)
     if k == 1:

@@ -28,7 +28,7 @@ from lenz.ops.compare import EQ, WHERE
 from lenz.opt.each import each
 from lenz.opt.inline import uses_of, value_at
 from lenz.opt.unmask import tests_of
-from lenz.sym import ONE, ZERO, Int, affine_in, product
+from lenz.sym import ONE, ZERO, Int, product, step_of
 
 # Longest row that is unrolled; the same for a contiguous row, where a kernel over rows reads whole
 # cache lines; and the limit on nodes in the resulting body.
@@ -81,8 +81,8 @@ def written_out(n: ir.Reduction, layouts: Mapping[str, Layout]) -> Expr | None:
 
 def _is_sparse(e: Expr, a: Axis, layouts: Mapping[str, Layout]) -> bool:
     """False if a row of the load is contiguous along an axis that is not very short."""
-    step = affine_in(layouts[e.attrs[0]].at(e.attrs[1]), a.var)
-    return a.extent.hi is not None and (a.extent.hi <= LONGEST_ROW or not (step and step[0] is ONE))
+    step = step_of(layouts[e.attrs[0]].at(e.attrs[1]), a.var)
+    return a.extent.hi is not None and (a.extent.hi <= LONGEST_ROW or step is not ONE)
 
 
 def _one_hot(e: Expr) -> list[Expr] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lenz.schedule.nest import SHORT, Domain
-from lenz.sym import ONE, Int, Sym, SymEnv, Var, affine_in
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, step_of
 
 BACK = Int(-1)
 NEAR = tuple([Int(k) for k in range(-4, 5)])
@@ -27,11 +27,5 @@ def score(offsets: Sequence[Sym], v: Var) -> float:
 
     Steps of up to 4 elements, as from one complex number to the next, read the same cache lines.
     """
-    moves = [coefficient(s, v) for s in offsets]
+    moves = [step_of(s, v) for s in offsets]
     return sum(1.0 if m in (ONE, BACK) else 0.0 if m in NEAR else -1.0 for m in moves)
-
-
-def coefficient(s: Sym, v: Var) -> Sym | None:
-    """Elements that the offset moves per step of v; None if it is not affine in v."""
-    parts = affine_in(s, v)
-    return None if parts is None else parts[0]

@@ -20,7 +20,7 @@ from lenz.ir.tensor import Axes, Buffer, Layout, axis
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
 from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
-from lenz.sym import ONE, ZERO, Int, Sym, Var, affine_in, product, substitute
+from lenz.sym import ONE, ZERO, Int, Sym, Var, product, step_of, substitute
 from lenz.sym.divide import divisions_of
 
 SHORT = 8  # a shorter innermost axis is not worth vectors of its own
@@ -155,8 +155,8 @@ def _in_digits(n: Nest) -> Nest:
 
 def _has_near_columns(n: Nest) -> bool:
     """True if neighbours along P are at most 4 elements apart in an operand."""
-    steps = [affine_in(e.attrs[1][0], a.var) for e in loads_of(n.body) for a in n.axes[-1:]]
-    return any(s and isinstance(s[0], Int) and 0 < abs(s[0].value) <= 4 for s in steps)
+    steps = [step_of(e.attrs[1][0], a.var) for e in loads_of(n.body) for a in n.axes[-1:]]
+    return any(isinstance(s, Int) and 0 < abs(s.value) <= 4 for s in steps)
 
 
 def _of_one(n: Nest) -> Nest:
@@ -252,8 +252,8 @@ def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:
             at: dict[Var, Sym] = {k.var: r.var for k, r in zip(n.kept, n.raxes, strict=False)}
             offsets = [substitute(n.offset, at)]
         for offset in offsets:
-            steps = [affine_in(offset, a.var) for a in axes]
-            sizes = [s[0].value for s in steps if s is not None and isinstance(s[0], Int)]
+            steps = [step_of(offset, a.var) for a in axes]
+            sizes = [s.value for s in steps if isinstance(s, Int)]
             if len(sizes) == len(axes) and all(sizes):
                 order = sorted(range(len(axes)), key=lambda k: -sizes[k])
                 found.append(tuple(axes[k] for k in order))
@@ -389,10 +389,6 @@ def is_columns(n: Nest) -> bool:
     p, r = n.axes[-1].var, n.raxes[-1].var
     offsets = [e.attrs[1][0] for e in loads_of(n.body)]
     # Next to a matrix, a vector that is the same for all rows, or along a row, does not count.
-    matrices = [s for s in offsets if p in s.free_vars and r in s.free_vars]
-    score = 0
-    for s in matrices or offsets:
-        for v, weight in ((p, 1), (r, -1)):
-            parts = affine_in(s, v)
-            score += weight if parts is not None and parts[0] is ONE else 0
-    return score > 0
+    matrices = [s for s in offsets if p in s.free_vars and r in s.free_vars] or offsets
+    down, along = (sum(step_of(s, v) is ONE for s in matrices) for v in (p, r))
+    return down > along

@@ -20,6 +20,6 @@ from lenz.sym.expr import (
     sym,
 )
 from lenz.sym.extremum import maximum, minimum
-from lenz.sym.polynomial import affine_in
+from lenz.sym.polynomial import affine_in, step_of
 from lenz.sym.prove import divisor, prove_divides, prove_eq, prove_le, prove_lt
 from lenz.sym.text import show, to_python

@@ -121,3 +121,9 @@ def affine_in(e: Sym, x: Sym) -> tuple[Sym, Sym] | None:
         else:
             coef.append((from_monomial((1, others)), c))
     return sum_of(coef), sum_of(rest)
+
+
+def step_of(e: Sym, x: Sym) -> Sym | None:
+    """How far e moves per step of a variable; None if it is not affine in it."""
+    parts = affine_in(e, x)
+    return None if parts is None else parts[0]

@@ -15,11 +15,11 @@ from lenz.ir.expr import cost_of
 from lenz.ir.kernel import KernelKind, Reduce
 from lenz.ir.tensor import Axes, Axis
 from lenz.records import dataclass
-from lenz.schedule.accesses import coefficient, score
+from lenz.schedule.accesses import score
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT
 from lenz.schedule.stages import Stages
-from lenz.sym import ONE, ZERO, Int, Sym, SymEnv
+from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, step_of
 
 TILE = 16  # edge of a transposed tile: 16 vectors of 16 f32 fill the registers of AVX-512
 BLOCK = 4096  # elements of a 1-d loop per parallel iteration
@@ -89,10 +89,10 @@ def _across_axis(axes: Axes, v: Axis, offsets: list[Sym], env: SymEnv) -> Axis |
     if env.hint(v.extent) < TILE:
         return None
     for s in offsets:
-        along = coefficient(s, v.var)
+        along = step_of(s, v.var)
         if along is ONE or along is ZERO or along is None:
             continue
         for u in axes:
-            if u is not v and coefficient(s, u.var) is ONE and env.hint(u.extent) >= TILE:
+            if u is not v and step_of(s, u.var) is ONE and env.hint(u.extent) >= TILE:
                 return u
     return None

@@ -13,10 +13,9 @@ from lenz.machine.cpu import vectors
 from lenz.machine.cpu.loops import choose_form
 from lenz.machine.cpu.wraps import unwrapped
 from lenz.machines import Form, Space
-from lenz.schedule.accesses import coefficient
 from lenz.schedule.legal import Group
 from lenz.schedule.stages import stages
-from lenz.sym import ONE, SymEnv
+from lenz.sym import ONE, SymEnv, step_of
 
 # The number of interleaved copies of a body, by its arithmetic (in f32 additions). A chain of
 # operations waits for results. The processor looks some 500 instructions ahead: in short bodies it
@@ -128,7 +127,7 @@ def loss(g: Group, env: SymEnv) -> str | None:
     if rows * env.hint(g.domain.length) < LARGE:
         return None
     last = [n for n in g.nests if not n.is_reduction and n.raxes][-1]
-    if g.has_columns and coefficient(last.offset, g.domain.raxes[-1].var) is ONE:
+    if g.has_columns and step_of(last.offset, g.domain.raxes[-1].var) is ONE:
         # Stores of 16 rows at once: softmax of a transposed 1024 x 1024 f32 takes 4.7 ms, in two
         # loops 1.0.
         return f"{last.name} is stored by rows, and its operand reduced by columns"

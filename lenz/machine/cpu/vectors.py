@@ -12,14 +12,13 @@ from lenz.ir.kernel import For, Let, Local, LoopKind, Reduce, Scan, Stmt, Store
 from lenz.ir.op import LOAD, REF
 from lenz.ir.tensor import Axes, Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, LoopForm
-from lenz.schedule.accesses import coefficient
 from lenz.schedule.borders import at, spans_of
 from lenz.schedule.cut import all_moved, cut, nested, trimmed
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import ONE, Int, Sym, SymEnv, Var, product, substitute
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, product, step_of, substitute
 
 # Longest row that is scanned together with its neighbours. Rows of 8 f32 take 0.15 ns per element
 # that way, and 0.73 alone; rows of 32 0.24 and 0.39; rows of 48 the same.
@@ -95,7 +94,7 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
     n = r.extent
     if not isinstance(n, Int) or not 0 < n.value <= RUN or any(s.rows) or len(s.loops) > 1:
         return None
-    steps = {(coefficient(x, r.var), coefficient(x, p.var)) for x in s.offsets}
+    steps = {(step_of(x, r.var), step_of(x, p.var)) for x in s.offsets}
     if steps not in ({(ONE, n)}, {(Int(-1), n)}):
         return None
     block, lane, place = cut(axis(r.name, p.extent * n), BLOCK // n.value * n.value)
@@ -248,7 +247,7 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
     bound, mode = n.result.bound, n.result.mode
     store = Store(n.target, n.offset, n.body, bound, mode)
     p = n.axes[-1] if n.axes else None
-    if p is not None and coefficient(n.offset, p.var) is ONE and env.hint(p.extent) >= SHORT:
+    if p is not None and step_of(n.offset, p.var) is ONE and env.hint(p.extent) >= SHORT:
         block, lane, place = cut(p, SCATTER_PANEL)
         panel = (For(lane, "vector", all_moved([store], {p.var: place})),)
         outer = n.axes[:-1]

@@ -26,13 +26,13 @@ from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.whole import in_pieces, row_piece, untested
 from lenz.machines import Form
 from lenz.records import dataclass, replace
-from lenz.schedule.accesses import coefficient, score
+from lenz.schedule.accesses import score
 from lenz.schedule.cut import all_moved, cut_all, nested, over_parts, undecided
 from lenz.schedule.legal import Group, in_parts, scanned
 from lenz.schedule.nest import Domain, Nest
 from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, product, substitute
+from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, product, step_of, substitute
 from lenz.sym.divide import power_of_two
 
 # Lanes of one program run over at most this many axes, or more if these have only 64 elements.
@@ -441,9 +441,7 @@ def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
 
     def walks(a: Axis, b: Axis) -> bool:
         # An access that does not move along b, such as a broadcast vector, is read once per tile.
-        return any(
-            coefficient(x, a.var) is ONE and coefficient(x, b.var) is not ZERO for x in offsets
-        )
+        return any(step_of(x, a.var) is ONE and step_of(x, b.var) is not ZERO for x in offsets)
 
     pairs = [(a, b) for a, b in itertools.combinations(long, 2) if walks(a, b) and walks(b, a)]
     return list(pairs[-1]) if pairs else None

@@ -27,8 +27,7 @@ from lenz.machine.cpu.llvm.scopes import Scopes, Value
 from lenz.machine.cpu.llvm.types import memory_type
 from lenz.machine.cpu.llvm.values import Values
 from lenz.records import replace
-from lenz.schedule.accesses import coefficient
-from lenz.sym import ONE, Int, Sym, product
+from lenz.sym import ONE, Int, Sym, product, step_of
 from lenz.target import Target
 
 Phase = tuple[tuple[Axis, ...], tuple[Stmt, ...]]
@@ -167,7 +166,7 @@ def _rows_first(axes: tuple[Axis, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, .
     """
     match axes, body:
         case (panel,), (For(lane, "vector", (Store() as s,)),):
-            follows = coefficient(s.offset, panel.var) is Int(lane.extent.hi or 0)
+            follows = step_of(s.offset, panel.var) is Int(lane.extent.hi or 0)
             return (For(panel, "parallel", body),) if follows else ()
         case (panel,), (For(row, "seq", inner),) if panel.var not in row.extent.free_vars:
             first = _rows_first(axes, inner)

@@ -18,7 +18,7 @@ from lenz.ir.expr import Expr, is_bound_var, loads_of
 from lenz.ir.kernel import For, Reduce
 from lenz.machine.cpu.llvm.access import LINE
 from lenz.machine.cpu.llvm.writer import Writer
-from lenz.sym import ONE, ZERO, affine_in, minimum, substitute
+from lenz.sym import ONE, ZERO, minimum, step_of, substitute
 
 # Rows. Bags of 20 to 100 rows of a table of 200,000 take 0.7 to 1.0 of eager's time. With sums in
 # memory and no requests they take 1.9 to 6 times; 4, 8, 32 and 64 rows ahead were no faster.
@@ -52,8 +52,7 @@ def _gathers(w: Writer, s: For) -> Iterator[Expr]:
         if len(e.args) != 1 or len(numbers) != 1 or numbers[0].args:
             continue
         source, (at,), index = numbers[0].attrs
-        steps = affine_in(at, r)
-        follow = steps is not None and steps[0] is ONE and r not in e.attrs[1][0].free_vars
+        follow = step_of(at, r) is ONE and r not in e.attrs[1][0].free_vars
         # A masked load may be of a buffer without elements, or of one before the first.
         size, first = w.sizes.get(source, ZERO), -1 if at.lo is None else at.lo
         if follow and first >= 0 and size.lo and index in (I32, I64) and not w.indices.varies(at):

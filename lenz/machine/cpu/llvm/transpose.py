@@ -6,26 +6,22 @@ from lenz.ir.dtype import DType
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes
 from lenz.machine.cpu.llvm.types import memory_type, shuffle
-from lenz.sym import Int, Sym, Var, affine_in, substitute
+from lenz.sym import ONE, Int, Sym, Var, step_of, substitute
 
 
 def is_transposed(offset: Sym, row: Var, lane: Var) -> bool:
     """True for offsets that are contiguous in the rows and strided in the lanes."""
-    along = affine_in(offset, row)
-    if along is None or along[0] is not Int(1):
+    step = step_of(offset, lane)
+    if step_of(offset, row) is not ONE or step is None or row in step.free_vars:
         return False
-    across = affine_in(offset, lane)
-    if across is None or row in across[0].free_vars or lane in across[0].free_vars:
-        return False
-    step = across[0]
     return not (isinstance(step, Int) and step.value in (-1, 0, 1))
 
 
 def at_row(offset: Sym, row: Var, lane: Var) -> tuple[Sym, Sym]:
     """(offset of row 0, where the variable of the lanes stands for lane 0; step between lanes)."""
-    affine = affine_in(offset, lane)
-    assert affine is not None
-    return substitute(offset, {row: Int(0)}), affine[0]
+    step = step_of(offset, lane)
+    assert step is not None
+    return substitute(offset, {row: Int(0)}), step
 
 
 def load_transposed(
