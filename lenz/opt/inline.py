@@ -131,8 +131,7 @@ def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env:
         return False
     if runs_programs(n.out.type.device):
         launch = not u.once and not any(
-            e.attrs[0] in kept
-            and _takes_each_once(list(zip(e.attrs[1], kept[e.attrs[0]], strict=True)), n.axes)
+            e.attrs[0] in kept and _takes_each_once(_dims(e, kept[e.attrs[0]]), n.axes)
             for e in expr.loads_of(n.body)
         )
         return _pays_on_gpu(n, u, own, launch)
@@ -212,7 +211,7 @@ def _share(e: Expr, shape: Sequence[Sym], axes: tuple[Axis, ...]) -> float:
 def _covers(e: Expr, n: ir.Loop, p: ir.Pointwise) -> bool:
     """True if a loop loads a map's result at all indices at which the map's checks differ."""
     checks = only_checks(p).axes
-    every = list(zip(e.attrs[1], p.out.shape, strict=True))
+    every = _dims(e, p.out.shape)
     pairs = [d for a, d in zip(p.axes, every, strict=True) if a in checks]
     inside = {x for i, size in every for x in (i, size - 1 - i)}
     for m in expr.nodes_of(*ir.bodies_of(n)):
@@ -228,6 +227,11 @@ def _covers(e: Expr, n: ir.Loop, p: ir.Pointwise) -> bool:
         _takes_each_once(x, [a for a in axes if any(a.var in i.free_vars for i, _ in x)])
         for x in (pairs, every)
     )
+
+
+def _dims(e: Expr, shape: tuple[Sym, ...]) -> list[tuple[Sym, Sym]]:
+    """The index of a load in each dimension, and its size."""
+    return list(zip(e.attrs[1], shape, strict=True))
 
 
 def _all_along(i: Sym, size: Sym, axes: tuple[Axis, ...]) -> bool:
@@ -327,8 +331,8 @@ def _count(
         name, share = e.attrs[0], 1.0
         u = uses[name]
         if can.units:
-            share, dims = _share(e, shapes[name], axes), zip(e.attrs[1], shapes[name], strict=True)
-            once = name not in seen and _takes_each_once(list(dims), axes)
+            share = _share(e, shapes[name], axes)
+            once = name not in seen and _takes_each_once(_dims(e, shapes[name]), axes)
             u.once |= once
             u.apart |= not once
             u.reads += int(share * _reads(e, axes, env, can.lanes))

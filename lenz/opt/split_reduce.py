@@ -100,11 +100,10 @@ def _beside_rows(n: Reduction) -> _Cut | None:
 
 def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
     """The number of parts of a split reduction."""
-    if runs_programs(n.out.type.device):
-        return _gpu_chunks(n, layouts, env)
-    results = env.hint(product(a.extent for a in n.axes))
-    length = env.hint(product(a.extent for a in n.raxes))
-    outer = is_outer(n, layouts)
+    results, length = env.hint(_count(n.axes)), env.hint(_count(n.raxes))
+    outer, device = is_outer(n, layouts), n.out.type.device
+    if runs_programs(device):
+        return _gpu_chunks(capabilities_of(device), max(results, 1), length, outer)
     are_few = results < 8 or (results < 512 and length >= 1024 and outer)
     if results * length < MIN_ELEMENTS or not are_few:
         return 1
@@ -112,12 +111,8 @@ def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
     return max(chunks, -(-length // CPU_ROWS)) if outer else chunks
 
 
-def _gpu_chunks(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int:
+def _gpu_chunks(can: Capabilities, results: int, length: int, outer: bool) -> int:
     """Parts that give every GPU multiprocessor several programs, none of them too short."""
-    results = max(env.hint(product(a.extent for a in n.axes)), 1)
-    length = env.hint(product(a.extent for a in n.raxes))
-    outer = is_outer(n, layouts)
-    can = capabilities_of(n.out.type.device)
     programs = -(-results // can.panel) if outer else results
     shortest = can.least_rows if outer else can.least_row
     # One program holds it all, so loops that read the results may share its kernel.

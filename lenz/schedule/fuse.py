@@ -7,6 +7,8 @@ exactly if a third cell lies between them.
 
 from __future__ import annotations
 
+from itertools import chain
+
 from lenz.context import Context
 from lenz.ir.expr import all_syms, loads_of
 from lenz.ir.graph import Atom, Extern, View, atom_syms, note_memory, outs_of, reads_of, spread_over
@@ -109,12 +111,8 @@ class Partition:
         batch norm are written along with its result and need not wait for a later loss.
         """
         checks = [c for c, x in self.cells.items() if may_raise(x)]
-        for w, cell in self.cells.items():
-            is_late = (
-                isinstance(cell, Group) and legal.overwrites(cell) and capabilities(cell).raises
-            )
-            if not is_late:
-                continue
+        groups = [(c, x) for c, x in self.cells.items() if isinstance(x, Group)]
+        for w in [c for c, x in groups if legal.overwrites(x) and capabilities(x).raises]:
             for c in checks:
                 if c != w and not self.above[c] >> w & 1:
                     self.wait(w, c)
@@ -292,17 +290,11 @@ def _settle(p: Partition, c: int, reads: tuple[str, ...], cx: Context, target: s
 
     A cell that writes other elements of the same `target` counts as a producer.
     """
-    before = ((d, p.cells[d]) for d in p.needs[c])
-    writers = (
-        d for d, x in before if isinstance(x, Group) and any(n.target == target for n in x.nests)
-    )
-    producers = dict.fromkeys(writers)
-    siblings: dict[int, None] = {}
-    for name in reads:
-        if name in p.owner:
-            producers[p.owner[name]] = None
-        for r in reversed(p.readers[name][-1 - MAX_SIBLINGS : -1]):
-            siblings[r] = None
+    before = [(d, x) for d in p.needs[c] if isinstance(x := p.cells[d], Group)]
+    writers = {d for d, x in before if any(n.target == target for n in x.nests)}
+    producers = writers | {p.owner[name] for name in reads if name in p.owner}
+    recent = [reversed(p.readers[name][-1 - MAX_SIBLINGS : -1]) for name in reads]
+    siblings = dict.fromkeys(chain.from_iterable(recent))
     # Newest first: the results of the last producer are still in cache.
     for other in sorted(producers, reverse=True):
         a, b = p.find(other), p.find(c)

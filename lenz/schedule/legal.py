@@ -233,12 +233,9 @@ def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:
             if producer is not None and e.attrs[1][0] is not producer.offset:
                 return f"{n.name} reads other elements of {e.attrs[0]} than the loop computes"
         if n.target != n.name:
-            for other in (*a, *b):
-                for e in loads_of(*other.exprs):
-                    if e.attrs[0] == n.target and e.attrs[1][0] is not n.offset:
-                        return (
-                            f"{other.name} reads other elements of {n.target} than are overwritten"
-                        )
+            for name, e in [(x.name, e) for x in (*a, *b) for e in loads_of(*x.exprs)]:
+                if e.attrs[0] == n.target and e.attrs[1][0] is not n.offset:
+                    return f"{name} reads other elements of {n.target} than are overwritten"
     return None
 
 
