@@ -23,8 +23,7 @@ def _order(name: str, sign: str, aten: tuple[str, ...], torch_form: Any, numpy_f
     equality = name in ("eq", "ne")
     # A comparison with NaN is false, except for ne, the negation of eq.
     floats = "fcmp une" if name == "ne" else f"fcmp o{name}"
-    unsigned = f"icmp {name}" if equality else f"icmp u{name}"
-    signed = f"icmp {name}" if equality else f"icmp s{name}"
+    signed, unsigned = [f"icmp {'' if equality else kind}{name}" for kind in "su"]
     kinds = {"float": floats, "int": signed, "uint": unsigned, "bool": unsigned}
     return Op(
         name,

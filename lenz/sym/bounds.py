@@ -61,10 +61,7 @@ def quotient(a: Bounds, b: Bounds) -> Bounds:
     """
     (al, ah), (bl, bh) = a, b
     if bh is not None and bh < 0:
-        return quotient(
-            (None if ah is None else -ah, None if al is None else -al),
-            (-bh, None if bl is None else -bl),
-        )
+        return quotient(plus((0, 0), a, -1), plus((0, 0), b, -1))
     if bl is None or bl < 0:  # |x // y| <= |x|
         if al is None or ah is None:
             return None, None

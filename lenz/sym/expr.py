@@ -76,17 +76,15 @@ class Sym:
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Sym | int) -> Sym:
-        if isinstance(other, (Sym, int)):
-            return divide.floordiv(self, sym(other))
-        return NotImplemented
+        return (
+            divide.floordiv(self, sym(other)) if isinstance(other, (Sym, int)) else NotImplemented
+        )
 
     def __rfloordiv__(self, other: int) -> Sym:
         return divide.floordiv(Int(other), self) if isinstance(other, int) else NotImplemented
 
     def __mod__(self, other: Sym | int) -> Sym:
-        if isinstance(other, (Sym, int)):
-            return divide.mod(self, sym(other))
-        return NotImplemented
+        return divide.mod(self, sym(other)) if isinstance(other, (Sym, int)) else NotImplemented
 
     def __rmod__(self, other: int) -> Sym:
         return divide.mod(Int(other), self) if isinstance(other, int) else NotImplemented

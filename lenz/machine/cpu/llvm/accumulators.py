@@ -100,9 +100,7 @@ class Accumulator:
     def operand(self, w: Writer) -> Names:
         """The value to accumulate, in the type of the state."""
         scopes, source, dtype = w.scopes, self.stmt.value.dtype, self.dtypes[0]
-        value = w.values.value(self.stmt.value)
-        if source is not dtype:
-            value = scopes.converted(value, dtype, source)
+        value = scopes.converted(w.values.value(self.stmt.value), dtype, source)
         return scopes.spread(value, dtype, self.lanes, scopes.copies)
 
     def finish(self, w: Writer) -> None:
@@ -125,7 +123,7 @@ class Accumulator:
         """The result in the reduction's type."""
         have = self.dtypes[-1]
         want = I64 if len(self.dtypes) > 1 else self.stmt.value.dtype
-        return value if have is want else w.scopes.converted(value, want, have)
+        return w.scopes.converted(value, want, have)
 
     def element(self, w: Writer) -> Value:
         """The result at this point of the loops, if the accumulators are in an array."""

@@ -35,7 +35,7 @@ def request_rows(w: Writer, s: For) -> None:
         source, (at,), index = loads_of(*e.args)[0].attrs
         later = w.accesses.place(source, index, minimum(at + AHEAD, w.sizes[source] - 1), {})
         row = w.accesses.load(later, index, None, level)
-        row = row if index is I64 else w.scopes.converted(row, I64, index)
+        row = w.scopes.converted(row, I64, index)
         bound = {v: row for v in offset.free_vars if is_bound_var(v)}
         start = w.accesses.place(buffer, dtype, substitute(offset, {lane: ZERO}), bound).pointers
         callee = fn.module.declare("llvm.prefetch.p0", "void", "ptr", "i32", "i32", "i32")

@@ -20,9 +20,8 @@ VALUE = {
     "i32": "i32", "i64": "i64", "f16": "i16", "bf16": "i16", "f32": "float", "f64": "double",
     "f8e4m3fn": "i8", "f8e5m2": "i8",
 }  # fmt: skip
-# The suffix of the type in the name of an overloaded intrinsic.
-SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16",
-          "bfloat": "bf16", "float": "f32", "double": "f64"}  # fmt: skip
+# The suffix of a type in the name of an overloaded intrinsic, where it is not its name.
+SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
 def value_type(dtype: DType, lanes: int = 1) -> str:
@@ -30,13 +29,12 @@ def value_type(dtype: DType, lanes: int = 1) -> str:
     found = VALUE.get(dtype.name)
     if found is None:
         raise InternalError(f"no LLVM type for {dtype}")
-    return found if lanes == 1 else f"<{lanes} x {found}>"
+    return vector(found, lanes)
 
 
 def memory_type(dtype: DType, lanes: int = 1) -> str:
     """The type of an element in memory."""
-    found = "i8" if dtype.name == "bool" else VALUE[dtype.name]
-    return found if lanes == 1 else f"<{lanes} x {found}>"
+    return vector("i8" if dtype.name == "bool" else VALUE[dtype.name], lanes)
 
 
 def vector(element: str, lanes: int) -> str:
@@ -52,7 +50,7 @@ def shuffle(t: str, x: str, y: str, lanes: Iterable[int]) -> str:
 
 def suffix(element: str, lanes: int) -> str:
     """The overload suffix of an intrinsic, e.g. v16f32."""
-    return SUFFIX[element] if lanes == 1 else f"v{lanes}{SUFFIX[element]}"
+    return f"v{lanes}" * (lanes > 1) + SUFFIX.get(element, element)
 
 
 def constant(dtype: DType, value: Any) -> str:

@@ -66,7 +66,7 @@ class Values(Walk[Value]):
         else:
             source = index_type(s, bound) if dtype.is_float or dtype.bits <= 32 else I64
             value = self.indices.vector(s, source, bound)
-        return value if dtype is source else self.scopes.converted(value, dtype, source)
+        return self.scopes.converted(value, dtype, source)
 
     def _load(self, e: Expr, mask: Mask) -> Value:
         buffer, (offset,), dtype = e.attrs
