@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_677,
-    "artifact": 801,
+    ".": 2_705,
+    "artifact": 800,
     "commands": 849,
     "debug": 1_558,
     "first_calls": 318,
     "frontend": 4_312,
     "ir": 4_154,
     "lower": 5_522,
-    "machine": 5_822,
-    "ops": 2_016,
-    "opt": 1_711,
+    "machine": 5_763,
+    "ops": 2_009,
+    "opt": 1_691,
     "page": 446,
     "plan": 2_139,
     "runtime": 821,
-    "schedule": 1_674,
-    "sym": 1_109,
+    "schedule": 1_652,
+    "sym": 1_080,
 }
-TOTAL_CODE_LINES = 35_929
+TOTAL_CODE_LINES = 35_819
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

@@ -211,10 +211,8 @@ class Accesses:
         copies = max(len(v.names) for v in (place.pointers, value, mask or value))
         b, spread = self.scopes.builder(level, lanes, copies), self.scopes.spread
         t, m, reverse = memory_type(dtype, b.lanes), b.type(BOOL), place.step == -1
-        names, pointers = (
-            spread(value, dtype, lanes, copies),
-            spread(place.pointers, I64, False, copies),
-        )
+        names = spread(value, dtype, lanes, copies)
+        pointers = spread(place.pointers, I64, False, copies)
         if dtype is BOOL:
             names = b.cast("zext", m, t, names)
         masks = spread(mask, BOOL, True, copies) if mask else None
@@ -244,10 +242,8 @@ def store_pairs(scopes: Scopes, place: Place, dtype: DType, values: tuple[Value,
     """Write two neighbours per lane: the elements at step 2 and those after them."""
     fn, level = scopes.fn, scopes.fn.level
     copies = max(len(v.names) for v in (place.pointers, *values))
-    b, pointers = (
-        scopes.builder(level, True, copies),
-        scopes.spread(place.pointers, I64, False, copies),
-    )
+    b = scopes.builder(level, True, copies)
+    pointers = scopes.spread(place.pointers, I64, False, copies)
     pairs = [scopes.spread(v, dtype, True, copies) for v in values]
     element, t = memory_type(dtype), memory_type(dtype, b.lanes)
     for x, y, p in zip(*pairs, pointers, strict=True):
