@@ -52,7 +52,7 @@ def forms(
     scans = any(n.scans for n in g.nests)
     match choice.kind:
         case "reduction":
-            body = (vectors.runs(g, s) if scans else None) or vectors.row_loops(g, s)
+            body = (vectors.runs(g, s) if scans else None) or vectors.row_loops(g, s, env)
         case "outer_reduction":
             s = stages(g, stored, env, elide, named=False)
             body = vectors.columns(g, s, env)
