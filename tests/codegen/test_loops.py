@@ -76,6 +76,13 @@ FORMS = {
     "scalar": (lambda v: at("a", 3), 4),
     "reversed": (lambda v: at("a", 99 - v), 100),
     "strided": (lambda v: at("a", 3 * v + 1), 299),
+    "halves": (lambda v: ops.sub(at("a", 2 * v + 1), at("a", 2 * v)), 200),
+    "some of four": (lambda v: ops.sub(at("a", 4 * v + 3), at("a", 4 * v + 1)), 400),
+    "all of three": (
+        lambda v: ops.sub(at("a", 3 * v), ops.mul(at("a", 3 * v + 1), at("a", 3 * v + 2))),
+        300,
+    ),
+    "neighbours that overlap": (lambda v: ops.sub(at("a", 2 * v + 2), at("a", 2 * v + 1)), 201),
     "divided": (lambda v: at("a", v // 7), 15),
     "modulo": (lambda v: at("a", v % 7), 7),
     "permuted": (lambda v: at("a", v % 10 * 10 + v // 10), 100),
@@ -88,6 +95,12 @@ FORMS = {
 def test_forms_of_loads(form: str) -> None:
     f, size = FORMS[form]
     check(loop(100, f, size), {"a": values(size, F32)})
+
+
+def test_a_neighbour_under_a_mask_may_not_exist() -> None:
+    last = lambda v: ops.lt(index(v), index(sym(95)))
+    f = lambda v: ops.add(masked(last(v), at("a", 2 * v + 1), const(1.0, F32)), at("a", 2 * v))
+    check(loop(96, f, 191), {"a": values(191, F32)})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

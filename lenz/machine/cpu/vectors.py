@@ -9,7 +9,7 @@ from lenz import ops
 from lenz.ir.axes import taken_apart
 from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr, all_syms, interpret, load, loads_of, ref, replaced, syms_of, unmasked
-from lenz.ir.kernel import For, Let, Local, LoopKind, Reduce, Scan, Stmt, Store, position
+from lenz.ir.kernel import For, Let, Local, LoopKind, Reduce, Scan, Stmt, Store, moved, position
 from lenz.ir.op import LOAD, REF
 from lenz.ir.tensor import Axes, Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, LoopForm
@@ -56,7 +56,7 @@ def row_loops(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
 
 def _move(s: Stages, at: dict[Var, Sym]) -> None:
     for part in (*s.loops, *s.rows, s.kept):
-        part[:] = all_moved(part, at)
+        part[:] = [moved(x, at) for x in part]
 
 
 def _row(g: Group, s: Stages) -> tuple[Stmt, ...]:
@@ -95,16 +95,13 @@ def _row_blocks(g: Group, s: Stages, axes: Axes, u: Axis, far: Sequence[Expr]) -
     block, lane, place = cut(u, TILE)
     blocks, part, at_r = cut(raxes[-1], TILE)
     size = n + TILE - n % TILE  # rows a power of two apart would share few sets of the cache
-    kept: dict[Expr, Expr] = {}
-    copies: list[Stmt] = []
-    for e in far:
-        x = Local(f"x{len(kept)}", e.dtype, size * TILE)
-        s.locals.append(x)
-        at = size * lane.var + position(raxes)
-        kept[e] = load(x.name, (at,), e.dtype)
-        store = all_moved([Store(x.name, at, e)], {u.var: place, raxes[-1].var: at_r})
-        tile = For(lane, "unroll", (For(part, "vector", store),))
-        copies += nested([*raxes[:-1], *blocks], "seq", (tile,))
+    at = size * lane.var + position(raxes)
+    kept = {e: load(f"x{k}", (at,), e.dtype) for k, e in enumerate(far)}
+    s.locals += [Local(x.attrs[0], x.dtype, size * TILE) for x in kept.values()]
+    stores = [Store(x.attrs[0], at, e) for e, x in kept.items()]
+    moves = all_moved(stores, {u.var: place, raxes[-1].var: at_r})
+    tile = For(lane, "unroll", (For(part, "vector", moves),))
+    copies = nested([*raxes[:-1], *blocks], "seq", (tile,))
     for loop in s.loops:
         loop[:] = [replace(x, value=replaced(x.value, kept)) for x in loop]
     _move(s, {u.var: place})

@@ -39,11 +39,14 @@ class Place:
     step      elements from lane to lane: 0, 1, -1 or 2 to 4; None for a gather
     pointers  addresses of lane 0 (of the last lane for step -1), one per copy; vectors for a gather
     lines     vectors are parts of cache lines, or whole ones, of a streamed buffer
+    part      for steps of 2 to 4: which of `step` neighbours, all read by the loop, that start at
+              the pointers; None if the elements between may not exist
     """
 
     step: int | None
     pointers: Value
     lines: bool = False
+    part: int | None = None
 
 
 class Accesses:
@@ -59,6 +62,8 @@ class Accesses:
         self.bases = dict(bases)  # buffer -> SSA name of the base pointer
         self.dummy = ""
         self.tile: Var | None = None  # the row variable of an open tile
+        # The buffers and indices that each iteration of the open vector loop reads.
+        self.read: set[tuple[str, tuple[Sym]]] = set()
 
     def place(
         self, buffer: str, dtype: DType, offset: Sym, bound: Bound, whole: bool = False
@@ -84,7 +89,10 @@ class Accesses:
                 return Place(-1, self._pointer(base, dtype, last, None, bound))
             if whole and affine is not None and affine[0] in SHORT_STEPS:
                 step = SHORT_STEPS.index(affine[0]) + 2
-                return Place(step, self._pointer(base, dtype, offset, None, bound))
+                ends = [[(buffer, (offset - k + x,)) for x in (0, step - 1)] for k in range(step)]
+                part = next((k for k, x in enumerate(ends) if self.read.issuperset(x)), None)
+                start = self._pointer(base, dtype, offset - (part or 0), None, bound)
+                return Place(step, start, part=part)
         index = index_type(offset, bound)
         value = indices.vector(offset, index, bound)
         return Place(None, self._gep(base, dtype, value, index))
@@ -153,7 +161,7 @@ class Accesses:
         else:
             b = self.scopes.builder(level, True, copies)
             masks = self.scopes.spread(mask, BOOL, True, copies) if mask else None
-            names = self._load_lanes(b, place.step, dtype, pointers, masks)
+            names = self._load_lanes(b, place, dtype, pointers, masks)
         value = Value(names, level, place.step != 0)
         return self._to_bool(value) if dtype is BOOL else value
 
@@ -177,12 +185,12 @@ class Accesses:
         return self.dummy
 
     def _load_lanes(
-        self, b: Builder, step: int | None, dtype: DType, pointers: Names, masks: Names | None
+        self, b: Builder, place: Place, dtype: DType, pointers: Names, masks: Names | None
     ) -> Names:
-        t, m = memory_type(dtype, b.lanes), b.type(BOOL)
+        t, m, step = memory_type(dtype, b.lanes), b.type(BOOL), place.step
         if masks is None and step is not None:
             if step > 1:
-                return _pick(b, dtype, step, pointers)
+                return _pick(b, dtype, step, place.part, pointers)
             texts = [f"load {t}, ptr {p}, align {dtype.bytes}" for p in pointers]
         else:
             masks = masks or ("splat (i1 true)",) * b.copies
@@ -263,14 +271,18 @@ def _reverse(b: Builder, t: str, names: Names) -> Names:
     return b.fn.lets(b.level, (shuffle(t, n, "poison", range(b.lanes - 1, -1, -1)) for n in names))
 
 
-def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:
+def _pick(b: Builder, dtype: DType, step: int, part: int | None, pointers: Names) -> Names:
     """Every step-th element from an address: `step` consecutive vectors, and step - 1 shuffles.
 
-    The last vector is moved back to end with the last element, so that nothing past it is read.
+    Neighbours, such as the halves of complex numbers, share the vectors. If there are none, the
+    last vector is moved back to end with the last element, so that nothing past it is read.
     """
     n, element, t = b.lanes, memory_type(dtype), memory_type(dtype, b.lanes)
-    starts = [k * n for k in range(step - 1)] + [(n - 1) * (step - 1)]
-    homes = [min(i * step // n, step - 1) for i in range(n)]
+    starts = [k * n for k in range(step)]
+    if part is None:
+        starts[-1] = (n - 1) * (step - 1)
+    places = [i * step + (part or 0) for i in range(n)]
+    homes = [min(x // n, step - 1) for x in places]
     found: Names = ()
     for k, start in enumerate(starts):
         at = [
@@ -278,7 +290,7 @@ def _pick(b: Builder, dtype: DType, step: int, pointers: Names) -> Names:
             for p in pointers
         ]
         loaded = b.fn.lets(b.level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in at))
-        lanes = [n + i * step - start if homes[i] == k else i for i in range(n)]
+        lanes = [n + places[i] - start if homes[i] == k else i for i in range(n)]
         rows = zip(found or loaded, loaded, strict=True)
         found = b.fn.lets(b.level, [shuffle(t, x, y, lanes) for x, y in rows])
     return found

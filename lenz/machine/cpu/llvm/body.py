@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lenz.ir.dtype import BOOL
-from lenz.ir.expr import loads_of
-from lenz.ir.kernel import For, If, Let, Reduce, Scan, Sort, Stmt, Store, bodies_of, walk
+from lenz.ir.expr import loads_of, unmasked
+from lenz.ir.kernel import For, If, Let, Reduce, Scan, Sort, Stmt, Store, bodies_of, exprs_of, walk
+from lenz.ir.op import LOAD
 from lenz.machine.cpu.llvm import prefix, sorting, tiles, trips
 from lenz.machine.cpu.llvm.access import store_pairs
 from lenz.machine.cpu.llvm.accumulators import Accumulator, begin, names_reduced
@@ -153,6 +154,8 @@ class Body(Writer):
         copies, width = trips.vector_copies(self, s), self.scopes.width
         fn, extent = self.scopes.fn, s.axis.extent
         self.indices.lane = s.axis.var
+        reads = unmasked(e for x in s.body if not bodies_of(x) for e in exprs_of((x,)))
+        self.accesses.read = {e.attrs[:2] for e in reads if e.op is LOAD and not e.args}
         with trips.nonempty(self.indices, extent, self.cells(s)) as text:
             most = trips.rounded(fn, extent, text, width * copies)
             self.vector_steps(s, "0", most, copies, False)
@@ -162,7 +165,7 @@ class Body(Writer):
                 self.vector_steps(s, most, whole, several, False)
             if whole != text:
                 self.vector_steps(s, whole, text, 1, True)
-        self.indices.lane = None
+        self.indices.lane, self.accesses.read = None, set()
 
     def vector_steps(self, s: For, start: str, stop: str, copies: int, masked: bool) -> None:
         """Vectors from start to stop, `copies` of them at a time."""
