@@ -109,6 +109,21 @@ def test_reversed_and_gathered_of_every_dtype(dtype: DType) -> None:
         check(loop(37, f, 37, dtype, dtype), {"a": values(37, dtype)})
 
 
+def test_bf16_of_ties_and_denormals() -> None:
+    """Each upper half beside others: vectors with a denormal are rounded in another way."""
+    low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    bits = (torch.arange(1 << 16)[:, None] << 16 | low).flatten()
+    x = torch.where(bits < 1 << 31, bits, bits - (1 << 32)).to(torch.int32).view(torch.float32)
+    n = len(x)
+    k = loop(n, lambda v: ops.cast(at("a", v), BF16), n, F32, BF16)
+    x = x[torch.randperm(n, generator=torch.Generator().manual_seed(0))]
+    want = x.bfloat16()
+    out = run(k, {"a": x, "out": torch.zeros_like(want)}, {})[0]["out"]
+    assert torch.equal(out.isnan(), want.isnan()), "NaN became a number, or a number NaN"
+    numbers = ~want.isnan()
+    assert torch.equal(out.view(torch.int16)[numbers], want.view(torch.int16)[numbers])
+
+
 def test_stores_reversed_and_scattered() -> None:
     check(loop(70, lambda v: at("a", v), 70, offset=lambda v: 69 - v), {"a": values(70, F32)})
     check(

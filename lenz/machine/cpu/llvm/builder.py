@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from lenz.ir.dtype import DType
+from lenz.ir.dtype import BF16, DType
 from lenz.machine.cpu.llvm import convert, divide, library
 from lenz.machine.cpu.llvm.function import COLD
 from lenz.machine.cpu.llvm.instructions import Instructions, Names
@@ -23,6 +23,8 @@ OWN: dict[str, Callable[..., Names]] = {
 # Where a failed check stores its code: a word of the call's own context, which several threads may
 # set.
 FAILED = "%failed"
+# Copies whose values stay in registers while a test of all of them runs; those of a tile do not.
+FEW = 8
 _DIVISIONS = ("sdiv", "udiv", "srem", "urem")
 
 
@@ -50,7 +52,10 @@ class Builder(Instructions):
         if opcode == "half_to_f32":
             return convert.half_to_f32(self, from_dtype, x)
         if opcode == "f32_to_half":
-            return convert.f32_to_half(self, to_dtype, x)
+            exact = partial(convert.f32_to_half, self, to_dtype, x)
+            if to_dtype is BF16 and convert.has_bf16(self) and len(x) <= FEW:
+                return self.rare(*convert.to_bf16(self, x), exact)
+            return exact()
         a, b = self.type(from_dtype), self.type(to_dtype)
         if a == b and opcode in ("bitcast", "zext", "sext", "trunc"):
             return x
