@@ -53,7 +53,7 @@ class Builder(Instructions):
             return convert.half_to_f32(self, from_dtype, x)
         if opcode == "f32_to_half":
             exact = partial(convert.f32_to_half, self, to_dtype, x)
-            if to_dtype is BF16 and convert.has_bf16(self) and len(x) <= FEW:
+            if to_dtype is BF16 and self.lanes == 16 and len(x) <= FEW and self.has("avx512bf16"):
                 return self.rare(*convert.to_bf16(self, x), exact)
             return exact()
         a, b = self.type(from_dtype), self.type(to_dtype)

@@ -39,11 +39,6 @@ def half_to_f32(b: Instructions, dtype: DType, x: Names) -> Names:
     return b.cast("bitcast", i32, f32, b.binary("or", U32, bits, sign))
 
 
-def has_bf16(b: Instructions) -> bool:
-    """True for vectors that the processor rounds to bf16 itself."""
-    return b.has("avx512bf16") and b.lanes == 16
-
-
 def to_bf16(b: Instructions, x: Names) -> tuple[Names, DType, Names]:
     """The lanes that the processor's instruction flushes to zero, and what it gives."""
     i16, f32, mask, bf16 = (vector(t, b.lanes) for t in ("i16", "float", "i1", "bfloat"))
