@@ -29,6 +29,9 @@ RUN = 32
 # 1.0 times as much as eager's (root mean square); with parts of 4096 1.2 to 1.4 times.
 PART = 1024
 COLUMN_PART = 64  # rows whose columns are summed in f32 before f64
+# Bytes of scratch of one thread, which lie on its stack and should stay in its second cache.
+SCRATCH = 1 << 18
+BLOCKS = 8  # blocks of rows, which are 4 times as fast as gathers, that keep all cores busy
 ROWS = 64  # rows that keep all cores busy without being split
 PANEL = 256  # columns of one panel: 16 vector registers of f32
 BAG = 64  # columns of a sum of gathered rows: 8 registers of AVX2. 128 are read in two halves.
@@ -48,7 +51,9 @@ def row_loops(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
         whole, parts, at = found
         axes = tuple(x for a in axes for x in (parts if a is whole else (a,)))
         _move(s, at)
-    for u in axes:
+    # Fewer blocks would idle cores, and a sort takes longer than its loads.
+    is_many = env.hint(product([a.extent for a in axes])) >= BLOCKS * TILE and not s.sorts
+    for u in axes if is_many else ():
         if env.hint(u.extent) >= TILE and (far := _across(g, s, u)):
             return _row_blocks(g, s, axes, u, far)
     return nested(axes, "parallel", _row(g, s))
@@ -79,7 +84,8 @@ def _across(g: Group, s: Stages, u: Axis) -> list[Expr]:
     found = unmasked(x.value for loop in s.loops for x in loop)
     loads = [(e, e.attrs[1][0]) for e in found if e.op is LOAD and not e.args]
     across = [(e, step_of(at, r)) for e, at in loads if step_of(at, u.var) is ONE]
-    return [e for e, step in across if step not in (*NEAR, None)]
+    far = [e for e, step in across if step not in (*NEAR, None)]
+    return far if sum(e.dtype.bytes for e in far) * n.value * TILE <= SCRATCH else []
 
 
 def _row_blocks(g: Group, s: Stages, axes: Axes, u: Axis, far: Sequence[Expr]) -> tuple[Stmt, ...]:
