@@ -41,8 +41,6 @@ MAX_CHUNKS = 32
 # Rows of a few columns are added as longer ones: 250,000 rows of 4 f32 take 0.63 ms one by one, and
 # 0.26 by 16. Rows of 10 gain nothing.
 FEW, COLUMNS = 8, 64
-# Rows per part whose columns are added in f32 (opt/wide_sums.py).
-CPU_ROWS = 512
 
 
 def split_reduce(g: Graph, cx: Context) -> Graph:
@@ -107,8 +105,7 @@ def chunk_count(n: Reduction, layouts: Mapping[str, Layout], env: SymEnv) -> int
     are_few = results < 8 or (results < 512 and length >= 1024 and outer)
     if results * length < MIN_ELEMENTS or not are_few:
         return 1
-    chunks = min(MAX_CHUNKS, max(2, results * length // CHUNK))
-    return max(chunks, -(-length // CPU_ROWS)) if outer else chunks
+    return min(MAX_CHUNKS, max(2, results * length // CHUNK))
 
 
 def _gpu_chunks(can: Capabilities, results: int, length: int, outer: bool) -> int:
@@ -125,12 +122,19 @@ def _gpu_chunks(can: Capabilities, results: int, length: int, outer: bool) -> in
 
 def is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     """True if results are contiguous in memory and the reduction runs over rows of them."""
+    by_rows, by_columns = runs_along(n, layouts)
+    return by_columns and not by_rows
+
+
+def runs_along(n: Reduction, layouts: Mapping[str, Layout]) -> tuple[bool, bool]:
+    """Whether an operand is contiguous along a reduced axis, and whether one is along results."""
     flats = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
     # Next to a matrix, a vector that is shared by all results, or all rows, does not count.
     matrices = [s for s in flats if _moves(s, n.axes) and _moves(s, n.raxes)] or flats
-    if any(_is_contiguous(s, a) for s in matrices for a in n.raxes):
-        return False
-    return any(_is_contiguous(s, a) for s in matrices for a in n.axes)
+    by_rows, by_columns = (
+        any(_is_contiguous(s, a) for s in matrices for a in axes) for axes in (n.raxes, n.axes)
+    )
+    return by_rows, by_columns
 
 
 def _moves(flat: Sym, axes: Axes) -> bool:

@@ -16,7 +16,7 @@ from lenz.context import Context
 from lenz.ir.graph import Graph, Node, Reduction, buffers_of
 from lenz.machines import runs_programs
 from lenz.opt.each import each
-from lenz.opt.split_reduce import chunk_count, in_f64, is_outer
+from lenz.opt.split_reduce import in_f64, runs_along
 from lenz.sym import product
 
 LONGEST_ROW = 4096  # longest sum that stays in f32: 64 numbers per lane
@@ -33,9 +33,9 @@ def wide_sums(g: Graph, cx: Context) -> Graph:
         length = g.env.hint(product(a.extent for a in n.raxes))
         if n.kind == "prod":
             return length > LONGEST_PRODUCT
-        if not is_outer(n, layouts):
-            return length > LONGEST_ROW
-        return length > LONGEST_COLUMN and chunk_count(n, layouts, g.env) == 1
+        # Which of two layouts a kernel follows depends on the loops that it is fused with.
+        _, by_columns = runs_along(n, layouts)
+        return length > (LONGEST_COLUMN if by_columns else LONGEST_ROW)
 
     def wide(n: Node) -> Node:
         if isinstance(n, Reduction) and is_long(n) and cx.allow("wide_sums", n.out.name):

@@ -22,14 +22,14 @@ CODE_LINES = {
     "lower": 5_522,
     "machine": 5_827,
     "ops": 2_009,
-    "opt": 1_691,
+    "opt": 1_692,
     "page": 446,
     "plan": 2_139,
     "runtime": 821,
     "schedule": 1_652,
     "sym": 1_080,
 }
-TOTAL_CODE_LINES = 35_883
+TOTAL_CODE_LINES = 35_884
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

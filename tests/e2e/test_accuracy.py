@@ -59,6 +59,30 @@ def test_means_of_narrow_columns(length: int) -> None:
         assert not breaks(*pair, torch.float32), pair
 
 
+@pytest.mark.parametrize("order", ([0, 1, 2], [1, 2, 0], [0, 2, 1]), ids=str)
+def test_gradients_that_are_summed_over_rows_of_any_layout(order: list[int]) -> None:
+    """Rows are contiguous for one operand and columns for another: the kernel follows columns."""
+    shape, back = (256, 4, 16), [order.index(d) for d in range(3)]
+    make = torch.Generator().manual_seed(0)
+    given = torch.randn(2, *[shape[d] for d in order], dtype=torch.float64, generator=make)
+    x, y = given.float().permute(0, *[1 + d for d in back]).unbind()
+    by = torch.randn(256, 4, generator=make)
+
+    def eager(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return (torch.softmax(x, -1) - y * w).square().sum(-1)
+
+    run = torch.compile(eager, backend="lenz", dynamic=False)
+
+    def gradient(fn: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
+        w = torch.linspace(-1, 1, 16).to(dtype).requires_grad_()
+        out = fn(x.to(dtype).requires_grad_(), y.to(dtype), w)
+        return torch.autograd.grad(out, w, by.to(dtype))[0].double()
+
+    want = gradient(eager, torch.float64)
+    off = [float((gradient(fn, torch.float32) - want).norm()) for fn in (run, eager)]
+    assert off[0] <= 2 * off[1], off
+
+
 @pytest.mark.parametrize("length", (4097, 8192, 100_003))
 def test_long_sums_in_parts(length: int) -> None:
     x = torch.randn(300, length, generator=torch.Generator().manual_seed(length))
