@@ -204,9 +204,11 @@ class Replayed:
             return self.plain(args)  # the plan raises an error or runs a fallback
         with self.lock:
             known, trial = tuple(self.made.get(key, ())), self.trials.get(key)
-        if known and trial is not None and trial.is_plains_turn:
-            self.did[TIMED] += 1
-            self.made.use(key)
+            is_timed = known and trial is not None and trial.is_plains_turn
+            if is_timed:
+                self.did[TIMED] += 1
+                self.made.use(key)
+        if trial is not None and is_timed:
             return trial.timed(trial.plain, self.plain, args)
         for m in known:
             results = m.tried(args) if trial is None else trial.timed(trial.replayed, m.tried, args)

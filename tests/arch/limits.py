@@ -12,7 +12,7 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_705,
+    ".": 2_707,
     "artifact": 800,
     "commands": 849,
     "debug": 1_558,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_652,
     "sym": 1_080,
 }
-TOTAL_CODE_LINES = 35_884
+TOTAL_CODE_LINES = 35_886
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
