@@ -20,7 +20,7 @@ CODE_LINES = {
     "frontend": 4_312,
     "ir": 4_154,
     "lower": 5_522,
-    "machine": 5_827,
+    "machine": 5_838,
     "ops": 2_009,
     "opt": 1_692,
     "page": 446,
@@ -29,7 +29,7 @@ CODE_LINES = {
     "schedule": 1_652,
     "sym": 1_080,
 }
-TOTAL_CODE_LINES = 35_886
+TOTAL_CODE_LINES = 35_897
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {

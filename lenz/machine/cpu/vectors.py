@@ -177,6 +177,8 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
         raxes, statements = trimmed(g.domain.raxes, s.loops[0])
         inner = nested(raxes, "seq", tuple(statements))
         return nested(outer, "parallel", (For(p, "vector", (*inner, *s.rows[1])),))
+    if env.hint(g.domain.length) > COLUMN_PART:
+        _widen(s)
     block, lane, place = cut(p, WIDE_PANEL if env.hint(p.extent) >= 4 * WIDE_PANEL else PANEL)
     at: dict[Var, Sym] = {p.var: place}
     inside: list[Stmt] = []
@@ -194,6 +196,22 @@ def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
         if loop:
             inside += _column_loop(*trimmed(g.domain.raxes, loop), s.wide, lane, at)
     return nested([*outer, *block], "parallel", tuple(inside))
+
+
+def _widen(s: Stages) -> None:
+    """Add and multiply in f64, since one lane adds a whole column.
+
+    Sums whose operands lie by rows stay in f32 (opt/wide_sums.py), until other loops of their
+    kernel make it one of columns.
+    """
+    every = [x for loop in s.loops for x in loop if isinstance(x, Reduce)]
+    found = [x for x in every if x.kind in ("sum", "prod") and x.value.dtype is F32]
+    wide: dict[Expr, Expr] = {ref(x.name, F32): ops.cast(ref(x.name, F64), F32) for x in found}
+    s.wide |= {x.name for x in found if x.kind == "sum"}
+    for loop in s.loops:
+        loop[:] = [replace(x, value=ops.cast(x.value, F64)) if x in found else x for x in loop]
+    for part in (*s.loops, *s.rows, s.kept):
+        part[:] = [replace(x, value=replaced(x.value, wide)) for x in part]
 
 
 def _column_loop(
