@@ -227,7 +227,7 @@ def _loaded(contents: Contents) -> tuple[Boxed, Set[int]]:
         if not fitting:
             told = f"this artifact is for {' or '.join(known)}"
             raise UserError(f"{told}, and {device} has {here}")
-        # The last one by its text has the latest minor number.
+        # Those that fit differ in the minor number alone: the greatest text has the latest.
         return {piece: to_bytes(contents.tensors[t]) for piece, t in known[max(fitting)].items()}
 
     constants = {
