@@ -369,12 +369,13 @@ class Recorded(Runner):
         self.known = frozenset(sizes)
         self.by_name = {r.name: r for r in of.graphed.replays}
         self.captured: dict[str, Captured] = {}
+        self.made = set[str]()  # by the steps of graphs whose capture failed
         self.why = self.refused = ""
 
     def step(self, s: ir.Step) -> None:
         """Run one step."""
-        if self.why and isinstance(s, ir.Keep | ir.Alias) and s.name in self.env:
-            return  # made by the steps of a graph
+        if isinstance(s, ir.Keep | ir.Alias) and s.name in self.made:
+            return
         if getattr(s, "op", "") == "lenz.renew":
             return  # `launch` does it
         if isinstance(s, ir.Keep):
@@ -409,6 +410,7 @@ class Recorded(Runner):
             del self.env[name]  # memory that the steps allocate themselves
         for x in r.steps:
             self.step(x)
+        self.made |= {n for x in r.steps for n in ir.defined(x)}
         return []
 
     def capture(self, r: Replay) -> Captured:

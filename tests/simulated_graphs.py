@@ -65,9 +65,17 @@ def simulate(patch: pytest.MonkeyPatch) -> list[replay.Replayed]:
 
 
 def cut_at_random(patch: pytest.MonkeyPatch, seed: str) -> None:
-    """Leave steps outside, as on a GPU, and some kernels."""
+    """Leave steps outside, as on a GPU, and some kernels; some captures fail."""
     chance, size = random.Random(seed), regions._sizes
     every = chance.choice((1.0, 0.7))
+    real = getattr(replay, "loader_of")("cpu").capture  # noqa: B009 - the one of `simulate`
+
+    def capture(*args: Any) -> Any:
+        if chance.random() < 0.3:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return real(*args)
+
+    patch.setattr(replay, "loader_of", lambda device: SimpleNamespace(capture=capture))
 
     def refusal(s: Step, facts: regions.CaptureFacts) -> str:
         if isinstance(s, Check | BindSize) or not size(s) <= {*facts.known}:

@@ -113,6 +113,27 @@ def test_training(
         assert "not permitted" in made[1].why and f"{replay.FAILURES} without" in made[1].told
 
 
+def test_a_result_in_reused_memory_where_capturing_fails(
+    made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps of the graph leave only the last of three names of its memory."""
+    cut(monkeypatch, 0, calls=False)
+
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(replay, "loader_of", lambda device: SimpleNamespace(capture=fails))
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        h = F.layer_norm(x @ w, (8,))
+        return F.layer_norm(h + h @ w, (8,)).view(2, 4, 8)
+
+    run, x, w = compiled(fn), randn(8, 8), randn(8, 8)
+    torch.testing.assert_close(run(x, w), fn(x, w))
+    (r,) = made
+    assert "1 without a graph because capturing it failed" in r.told
+
+
 def test_an_op_that_fails_in_a_capture_is_left_outside(
     made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
