@@ -25,14 +25,14 @@ from lenz.runtime.constants import whole_memory
 
 
 class Simulated(graph._Capture):
-    """A capture that runs its steps."""
+    """A capture that runs its steps. As on a GPU, bytes are copied, whatever their type."""
 
     def launch(self, s: LaunchStep) -> list[int]:
         return Runner.launch(self, s)
 
     def copy(self, jobs: Any) -> None:
         for _, to, start, _ in jobs:
-            whole_memory(to).copy_(whole_memory(start))
+            whole_memory(to).view(torch.uint8).copy_(whole_memory(start).view(torch.uint8))
 
 
 def simulate(patch: pytest.MonkeyPatch) -> list[replay.Replayed]:
