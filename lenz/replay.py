@@ -355,8 +355,8 @@ class Replayed:
 class Recorded(Runner):
     """Runs a plan and captures its graphs; `known` are the sizes of the arguments.
 
-    If a capture fails, `why` says so, and the steps of this and later graphs run one by one. An op
-    that failed is in `refused`.
+    If a capture fails, `why` says so, and the steps of this and later graphs run one by one: `made`
+    are the names that they leave. An op that failed is in `refused`.
     """
 
     def __init__(
@@ -369,15 +369,13 @@ class Recorded(Runner):
         self.known = frozenset(sizes)
         self.by_name = {r.name: r for r in of.graphed.replays}
         self.captured: dict[str, Captured] = {}
-        self.made = set[str]()  # by the steps of graphs whose capture failed
-        self.why = self.refused = ""
+        self.why, self.refused, self.made = "", "", set[str]()
 
     def step(self, s: ir.Step) -> None:
         """Run one step."""
-        if isinstance(s, ir.Keep | ir.Alias) and s.name in self.made:
+        is_made = isinstance(s, ir.Keep | ir.Alias) and s.name in self.made
+        if is_made or getattr(s, "op", "") == "lenz.renew":  # `launch` renews
             return
-        if getattr(s, "op", "") == "lenz.renew":
-            return  # `launch` does it
         if isinstance(s, ir.Keep):
             found = next(c.kept[s.name] for c in self.captured.values() if s.name in c.kept)
             self.name(s.name, torch.as_strided(found, found.shape, found.stride()).detach())

@@ -30,7 +30,7 @@ from lenz.ops.arith import (
     trunc,
 )
 from lenz.ops.bits import and_, logical_not, not_, or_, shl, shr, truth, xor
-from lenz.ops.cast import bitcast, cast, is_widened, narrow
+from lenz.ops.cast import bitcast, cast, narrow
 from lenz.ops.check import assert_in_range, assert_nonzero, assert_not
 from lenz.ops.compare import eq, ge, gt, isfinite, isinf, isnan, le, lt, ne, sign, signbit, where
 from lenz.ops.division import div_floor, div_trunc, fmod, remainder

@@ -266,12 +266,6 @@ def cast(x: Expr, dtype: DType) -> Expr:
     return x if x.dtype is dtype else apply(CAST, x, attrs=(dtype,))
 
 
-def is_widened(sum: Expr, result: DType) -> bool:
-    """True if the body of a sum is a cast to f64 that only makes an f32, or a half, more exact."""
-    is_wide = sum.op is CAST and sum.dtype is F64 and sum.args[0].dtype.is_float
-    return is_wide and (result is F32 or result.is_half)
-
-
 def narrow(x: Expr, dtype: DType) -> Expr:
     """The implicit rounding of an f32 to a half type; x itself if it has the type already."""
     return x if x.dtype is dtype else apply(NARROW, x, attrs=(dtype,))

@@ -28,14 +28,13 @@ from lenz.opt.split_reduce import split_reduce
 from lenz.opt.unloop import unloop
 from lenz.opt.unmask import unmask
 from lenz.opt.views import views
-from lenz.opt.wide_sums import wide_sums
 from lenz.opt.write_parts import write_parts
 
 Pass = Callable[[Graph, Context], Graph]
 
 IN_ORDER = (
     reinterpret, pad_matmul, views, dedup, in_range, unloop, relayout, inline, precision, rotate,
-    simplify, equal_terms, pad_rows, online, wide_sums, write_parts, split_reduce, unmask, narrow,
+    simplify, equal_terms, pad_rows, online, write_parts, split_reduce, unmask, narrow,
     drop, draws,
 )  # fmt: skip
 PASSES: dict[str, Pass] = {run.__name__: run for run in IN_ORDER}

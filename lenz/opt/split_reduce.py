@@ -122,19 +122,13 @@ def _gpu_chunks(can: Capabilities, results: int, length: int, outer: bool) -> in
 
 def is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     """True if results are contiguous in memory and the reduction runs over rows of them."""
-    by_rows, by_columns = runs_along(n, layouts)
-    return by_columns and not by_rows
-
-
-def runs_along(n: Reduction, layouts: Mapping[str, Layout]) -> tuple[bool, bool]:
-    """Whether an operand is contiguous along a reduced axis, and whether one is along results."""
     flats = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
     # Next to a matrix, a vector that is shared by all results, or all rows, does not count.
     matrices = [s for s in flats if _moves(s, n.axes) and _moves(s, n.raxes)] or flats
     by_rows, by_columns = (
         any(_is_contiguous(s, a) for s in matrices for a in axes) for axes in (n.raxes, n.axes)
     )
-    return by_rows, by_columns
+    return by_columns and not by_rows
 
 
 def _moves(flat: Sym, axes: Axes) -> bool:
@@ -210,9 +204,6 @@ def _split(whole: Reduction, n: Reduction, x: _Cut) -> tuple[Reduction, ...]:
     if all(a.extent is ONE for a in x.parts):
         return (whole,)
     body = reindex(n.body, x.at)
-    # Accumulated in f64 only to be more accurate: the parts are stored in f32.
-    is_wide = n.kind == "sum" and ops.is_widened(body, n.finish.dtype)
-    body = ops.cast(body.args[0], F32) if is_wide else body
     if x.length is not product(a.extent for a in x.inside[:1]) * x.parts[-1].extent:
         inside = index(x.position, I64) < index(x.length, I64)
         body = masked(inside, body, ops.neutral(n.kind, body.dtype))
@@ -220,9 +211,7 @@ def _split(whole: Reduction, n: Reduction, x: _Cut) -> tuple[Reduction, ...]:
         return _place(n, x, body)
     first, again = partial_result(n, "part", (*x.parts, *n.axes), x.inside, n.kind, body)
     over = (*x.parts, *(a for a in n.axes if a not in whole.axes))
-    if is_wide:
-        return in_f64(first), replace(whole, raxes=over, body=ops.cast(again, F64))
-    return first, in_f64(replace(whole, raxes=over, body=again))
+    return first, _in_f64(replace(whole, raxes=over, body=again))
 
 
 def partial_result(
@@ -250,7 +239,7 @@ def _place(n: Reduction, x: _Cut, body: Expr) -> tuple[Reduction, ...]:
     return first, second, third, replace(n, kind="min", raxes=x.parts, body=at)
 
 
-def in_f64(n: Reduction) -> Reduction:
+def _in_f64(n: Reduction) -> Reduction:
     """The reduction, accumulated in f64 if it adds or multiplies f32."""
     if n.kind not in ("sum", "prod") or n.body.dtype is not F32:
         return n

@@ -142,8 +142,6 @@ class _Staging:
                 value = expr.finished(how.finish, result)
                 self.out.columns.append(Store(n.target, n.offset, value))
                 return
-            if how.kind == "sum" and ops.is_widened(body, how.finish.dtype):
-                self.out.wide.add(acc)
         self.row_value(n, self.inlined(expr.finished(how.finish, result)), k)
 
     def scan(self, n: Nest, how: Running, body: Expr, k: int) -> None:

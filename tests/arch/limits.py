@@ -20,16 +20,16 @@ CODE_LINES = {
     "frontend": 4_312,
     "ir": 4_154,
     "lower": 5_522,
-    "machine": 5_838,
-    "ops": 2_009,
-    "opt": 1_692,
+    "machine": 5_842,
+    "ops": 2_006,
+    "opt": 1_660,
     "page": 446,
     "plan": 2_139,
     "runtime": 821,
-    "schedule": 1_652,
+    "schedule": 1_650,
     "sym": 1_080,
 }
-TOTAL_CODE_LINES = 35_897
+TOTAL_CODE_LINES = 35_864
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
