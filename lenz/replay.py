@@ -398,8 +398,7 @@ class Recorded(Runner):
         r = self.by_name[s.kernel]
         try:
             if not self.why:
-                self.captured[r.name] = self.capture(r)
-                self.captured[r.name].start(self.stream)
+                self.capture(r)
                 return []
         except RuntimeError as e:
             self.why = f"capturing it failed: {e}".splitlines()[0]
@@ -411,14 +410,14 @@ class Recorded(Runner):
         self.made |= {n for x in r.steps for n in ir.defined(x)}
         return []
 
-    def capture(self, r: Replay) -> Captured:
-        """Capture a graph."""
+    def capture(self, r: Replay) -> None:
+        """Capture a graph and launch it."""
         others = {n: t for c in self.captured.values() for n, t in c.kept.items()}
         reads, writes, pins = ({n: self.env[n] for n in x} for x in (r.reads, r.writes, r.pinned))
         fixed = {**pins, **{n: others[n] if n in others else self.env[n] for n in r.fixed}}
         w = Wanted(r.steps, reads, writes, fixed, r.kept, r.copied, r.mutated, r.draws)
-        found: Captured = loader_of(self.device).capture(w, self, self.gpu)
-        return found
+        self.captured[r.name] = loader_of(self.device).capture(w, self, self.gpu)
+        self.captured[r.name].start(self.stream)
 
 
 Reader: TypeAlias = Callable[[Sequence[Any]], tuple[int, ...]]

@@ -340,6 +340,17 @@ def test_auto_takes_the_median_of_three_calls_each_way(
         assert r.now is r.plain, "calls pay nothing for what is not used"
 
 
+def test_auto_times_no_call_that_cannot_change_its_mind(
+    made: list[replay.Replayed], simulated: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, replayed = [2.0, 2.1, 0.5], [1.0, 2.0, 9.0]
+    clocked(made, monkeypatch, plain, replayed)
+    run, x, w = compiled(soft, cuda_graphs="auto"), randn(8, 8), randn(8, 8)
+    for _ in range(12):
+        torch.testing.assert_close(run(x, w), soft(x, w))
+    assert plain == [0.5] and replayed == [9.0] and "auto: a replay takes 1.500 ms" in made[0].told
+
+
 def test_auto_decides_for_each_set_of_sizes(
     made: list[replay.Replayed], simulated: list[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
