@@ -36,8 +36,9 @@ from lenz.trial import Trial
 
 WARM = 1  # calls without a graph before one is made for their sizes; one more to measure
 TWINS = 2  # graphs for one set of sizes, when the memory of the first is in use
-# Misses after which an unused graph makes room for others; twice as many each time that one was
-# never replayed. With 200 sizes in turn, 25 of 200 calls captured a graph for nothing.
+# Misses after which an unused graph makes room for others; twice as many each time that one had
+# fewer replays: a capture takes 4 ms, as long as 60 replays of a layer save. 2,800 calls of 20
+# sizes at random make 9 graphs; 37 where one replay was enough.
 REST = 64
 # Captures that fail before the op at fault is left outside of graphs, or none is tried again:
 # another thread may have broken the first.
@@ -272,7 +273,7 @@ class Replayed:
             return True
         if (oldest := self.made.idle()) is None:
             return False
-        if not replays([self.made[oldest]]):
+        if replays([self.made[oldest]]) < REST:
             self.made.rest *= 2
         self.drop(oldest)
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -406,6 +407,17 @@ def test_auto_ends_with_many_sizes(
     assert counts[-1] == counts[8] <= 12, counts
     assert (r.now is r.plain) == is_slow and len(r.made) == (0 if is_slow else 3)
     assert not r.trials.keys() & r.made.keys()
+
+
+def test_sizes_at_random_do_not_push_each_other_out(
+    made: list[replay.Replayed], simulated: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph with a few replays has not paid for its capture when it makes room."""
+    monkeypatch.setattr(replay, "REST", 8)
+    run, w, chosen = compiled(soft, cuda_graph_sizes=2, dynamic=True), randn(8, 8), Random(0)
+    for _ in range(600):
+        run(randn(chosen.randrange(2, 8), 8), w)
+    assert len(simulated) < 10, "14 where one replay was enough"
 
 
 def test_memory_that_somebody_holds() -> None:
