@@ -6,7 +6,7 @@ capture survives its first, in which libraries make their handles. Some calls ru
 graph: the memory that it keeps for the backward half is still in use, an argument has moved, or the
 user captures a graph of their own. The report counts all of these.
 
-With `auto`, launches and replays of the same sizes alternate until each was timed three times.
+With `auto`, launches and replays alternate until each was timed three times, or two decide.
 """
 
 from __future__ import annotations
