@@ -171,7 +171,7 @@ def measure_model(name: str, job: Job, clock: Clock) -> Row:
             got, grads = runner.result()
             clock.sync()
             row[f"{who}_ready_s"] = time.perf_counter() - start
-            row[f"{who}_error"] = distance([got], [wanted])
+            row[f"{who}_error"] = distance(got, wanted)
             if wanted_grads:
                 row[f"{who}_gradient_error"] = distance(grads, wanted_grads)
             del got, grads
@@ -210,7 +210,7 @@ def _marked(step: Callable[[], None]) -> None:
 
 
 def _model_reference(example: gpu_models.Example) -> gpu_models.Result:
-    """Result and gradients in float32, without the shorter mantissa of tf32."""
+    """Results and gradients in float32, without the shorter mantissa of tf32."""
     allowed = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

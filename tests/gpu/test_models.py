@@ -67,7 +67,7 @@ def errors(name: str, device: str, seed: int) -> list[tuple[float, float]]:
     for who in ("eager", "lenz"):
         runner = gpu_models.Runner(example, lambda fn: side(fn, who, watch, fullgraph=False))
         got, grads = runner.result()
-        found.append((distance([got], [wanted]), distance(grads, wanted_grads)))
+        found.append((distance(got, wanted), distance(grads, wanted_grads)))
         runner.step()
     assert not watch.refused and watch.kernels > 0
     return found
