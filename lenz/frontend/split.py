@@ -225,8 +225,8 @@ def is_product_of_read(n: Node, backward: set[Node], native: frozenset[str]) -> 
 def is_copy_of_kept(n: Node, backward: set[Node], native: frozenset[str]) -> bool:
     """Say whether a value is a copy, in another layout, of what stays in memory for backward.
 
-    That is what library calls of backward read, or the weights of a convolution: an argument. Views
-    of a copy count as it does.
+    That is what library calls of backward read, what loops make of such values, or the weights of a
+    convolution: an argument. Views of a copy count as it does.
     """
     copy = unviewed(n)
     if copy.target is not aten.clone.default or n in backward or "recompute" in n.meta:
@@ -235,7 +235,25 @@ def is_copy_of_kept(n: Node, backward: set[Node], native: frozenset[str]) -> boo
     if x.op == "placeholder":
         calls = [u for u in n.users if u.target is aten.convolution_backward.default]
         return any(u.args[2] is n for u in calls)
-    return not is_fused(x, backward, native)
+    return not is_fused(x, backward, native) or is_made_of_read(x, backward)
+
+
+def is_made_of_read(n: Node, backward: set[Node]) -> bool:
+    """Say whether elementwise ops make a value of what backward reads, and of arguments.
+
+    So is the half of an activation that goes through the blocks of a CSP stage: it is made of the
+    convolution that the gradient of its norm reads.
+    """
+    seen, stack = set[Node](), [n]
+    while stack:
+        made = stack.pop()
+        is_cheap = not {"_to_copy", *CHEAP.split()}.isdisjoint(str(made.target).split("."))
+        if not is_cheap and torch.Tag.pointwise not in getattr(made.target, "tags", ()):
+            return False
+        new = {x for x in map(unviewed, made.all_input_nodes) if x.op != "placeholder"} - seen
+        seen |= new
+        stack += [x for x in new if backward.isdisjoint(again.readers_of(x))]
+    return bool(seen)
 
 
 def as_permute(n: Node) -> None:

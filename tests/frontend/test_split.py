@@ -439,6 +439,25 @@ def test_a_copy_of_what_is_kept_is_not_kept() -> None:
     assert sum(math.prod(s) == 4 * 128 * 256 for _, _, s in saved) == 1, saved
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_copy_of_what_a_norm_makes_again_is_not_kept(pooled: bool) -> None:
+    """A convolution reads half of the channels, which is copied to be dense: a CSP stage.
+
+    What max pooling makes is kept: it costs more than a read.
+    """
+
+    def f(x: Tensor, w: Tensor, norm: Tensor, v: Tensor) -> Tensor:
+        y = F.conv2d(x, w)
+        y = F.batch_norm(y, None, None, norm, norm, training=True)
+        y = F.max_pool2d(F.leaky_relu(y), 3, 1, 1) if pooled else F.leaky_relu(y)
+        return F.conv2d(y.chunk(2, 1)[0], v)
+
+    norm = Fake((64,), torch.float32, grad=True)
+    saved = kept_of(f, (8, 16, 32, 32), (64, 16, 1, 1), norm, (16, 32, 1, 1))[1:]
+    copies = [s for op, _, s in saved if s == (8, 32, 32, 32)]
+    assert len(copies) == pooled, saved
+
+
 @pytest.mark.parametrize("outside", [False, True])
 def test_a_checkpoint_beside_the_same_calls(outside: bool) -> None:
     """Merged calls would belong to two checkpoints: torch then can neither save nor recompute."""
