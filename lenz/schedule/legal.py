@@ -275,7 +275,7 @@ def shares_reads(a: Group, b: Group) -> int:
         return 1
     first = {e for n in a.nests for e in loads_of(n.body)}
     ways = [b.nests]
-    if a.has_reduction and b.has_reduction and b.domain != a.domain and are_alike(a, b):
+    if a.has_reduction == b.has_reduction and b.domain != a.domain and are_alike(a, b):
         ways += _over(b, a.domain, [(*a.domain.axes, *a.domain.raxes)])
     read = [{e for n in way for e in loads_of(n.body)} for way in ways]
     return max(sum(e.dtype.bytes for e in first & second) for second in read)
