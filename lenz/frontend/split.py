@@ -37,6 +37,7 @@ leaky_relu_backward log_sigmoid_backward mish_backward glu_backward binary_cross
 mse_loss_backward huber_loss_backward smooth_l1_loss_backward soft_margin_loss_backward
 linalg_vector_norm amin prod std_mean"""
 FREE = (aten._to_copy.default, aten.embedding.default)
+FEW = 32  # elementwise ops of a loop that costs no more than it reads
 SOFTMAX = (aten._softmax.default, aten._log_softmax.default)
 
 
@@ -239,21 +240,21 @@ def is_copy_of_kept(n: Node, backward: set[Node], native: frozenset[str]) -> boo
 
 
 def is_made_of_read(n: Node, backward: set[Node]) -> bool:
-    """Say whether elementwise ops make a value of what backward reads, and of arguments.
+    """Say whether a few elementwise ops make a value of what backward reads, and of arguments.
 
     So is the half of an activation that goes through the blocks of a CSP stage: it is made of the
     convolution that the gradient of its norm reads.
     """
-    seen, stack = set[Node](), [n]
-    while stack:
-        made = stack.pop()
-        is_cheap = not {"_to_copy", *CHEAP.split()}.isdisjoint(str(made.target).split("."))
-        if not is_cheap and torch.Tag.pointwise not in getattr(made.target, "tags", ()):
+    made, is_read = [n], False
+    for x in made:
+        is_cheap = torch.Tag.pointwise in getattr(x.target, "tags", ())
+        is_cheap |= not {"_to_copy", *CHEAP.split()}.isdisjoint(str(x.target).split("."))
+        if not is_cheap or len(made) > FEW:
             return False
-        new = {x for x in map(unviewed, made.all_input_nodes) if x.op != "placeholder"} - seen
-        seen |= new
-        stack += [x for x in new if backward.isdisjoint(again.readers_of(x))]
-    return bool(seen)
+        found = [v for v in map(unviewed, x.all_input_nodes) if v.op != "placeholder"]
+        made += [v for v in found if v not in made and backward.isdisjoint(again.readers_of(v))]
+        is_read |= any(v not in made for v in found)
+    return is_read
 
 
 def as_permute(n: Node) -> None:
