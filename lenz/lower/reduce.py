@@ -220,7 +220,7 @@ def norm(
     p, to = given.get("p", ord), b.result.dtype
     p = 2 if p is None else p
     s = cut(x.shape, dim)
-    if p != 0 and all(n is ONE for n in s.over):
+    if not isinstance(p, Sym) and p != 0 and all(n is ONE for n in s.over):
         p = 1  # of one element, whose power may overflow
     if p == math.inf and ZERO in s.over:
         # The norm of an empty row is 0, unlike max over |x|.
