@@ -18,7 +18,7 @@ from lenz.ir.expr import Expr, canonical_bound, load, loads_of, ref
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous, strided
 from lenz.records import dataclass, replace
-from lenz.sym import ONE, ZERO, Sym, substitute
+from lenz.sym import ONE, ZERO, Sym, positive, substitute
 
 Index = tuple[Sym, ...]
 At = Callable[[Index], Expr]
@@ -222,12 +222,17 @@ class GraphBuilder:
         type = self.result if type is None else type
         axes = axes_for(type.shape)
         where = fn(_vars(axes))
-        layout = strided(axes, self._layouts[x.name].at(where))
+        flat, sizes = self._layouts[x.name].at(where), (*x.shape, *type.shape)
+        # Strides of sizes that may be 0 are made of max(1, size), which cancels no division by it.
+        layout = strided(axes, flat) or strided(axes, positive(flat, sizes))
         if layout is None:
             return self.map(lambda i: x.at(fn(i)), type)
         # Indices do not determine the strides of size-1 dimensions or of empty tensors; torch does.
         told = zip(layout.stride, type.layout.stride, type.shape, strict=True)
-        stride = tuple(t if n is ONE or ZERO in type.shape else s for s, t, n in told)
+        is_empty = ZERO in type.shape
+        stride = tuple(
+            t if n is ONE or is_empty or positive(t, sizes) is s else s for s, t, n in told
+        )
         out = self.define(self._hint, replace(type, layout=replace(layout, stride=stride)))
         return _added(self, ir.View(out, x.name, axes, where, detached))
 

@@ -342,3 +342,52 @@ def test_an_index_that_wraps_around_gives_the_same_bits(name: str, dynamic: bool
         x = torch.randn(3, n)
         got, want = run(x), WRAPPED[name](x)
         assert got.dtype is want.dtype and torch.equal(got, want), f"{name} of rows of {n}"
+
+
+SIZED: dict[str, Callable[[int, int], Tensor]] = {
+    "zeros": lambda n, m: torch.zeros(n, m),
+    "three": lambda n, m: torch.zeros(2, n, m),
+    "repeated": lambda n, m: torch.ones(2, 3).repeat(n, m),
+    "part": lambda n, m: torch.ones(6, 7)[:, :n].contiguous(),
+    "padded": lambda n, m: F.pad(torch.ones(2, 3, 3), (0, 0, n, m)),
+    "product": lambda n, m: torch.matmul(torch.ones(2, n, 3), torch.ones(3, m)),
+}
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "flat": lambda x: x.view(-1),
+    "pairs": lambda x: x.flatten(0, 1),
+    "rows": lambda x: x.view(x.shape[0], -1),
+    "first": lambda x: x[:1].view(-1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("make", SIZED)
+def test_views_of_results_whose_sizes_may_be_0(make: str, view: str) -> None:
+    """Their strides are made of max(1, size). A map in place of a view would not share writes."""
+
+    def f(n: int, m: int) -> tuple[Tensor, Tensor]:
+        x = SIZED[make](n, m)
+        return x, VIEWS[view](x)
+
+    torch._dynamo.reset()
+    run = torch.compile(f, backend="lenz", dynamic=True)
+    for sizes in ((4, 5), (6, 3), (1, 3)):
+        x, y = run(*sizes)
+        same((x, y), f(*sizes), 1e-5, True)
+        y.fill_(7.0)
+        assert (x == 7.0).sum() == y.numel()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_norms_of_an_order_that_is_an_argument(rows: int) -> None:
+    """Of one element, all norms are its absolute value but that of order 0."""
+
+    def f(x: Tensor, p: int) -> Tensor:
+        return torch.linalg.vector_norm(x, p, dim=0)
+
+    x = randn(rows, 2)
+    run = torch.compile(f, backend="lenz")
+    for p in (3, 2, 0, 1, 4):
+        same(run(x, p), f(x, p), 1e-5, True)
+    torch._dynamo.reset()
+    same(torch.compile(f, backend="lenz", dynamic=True)(x, 0), f(x, 0), 1e-5, True)
