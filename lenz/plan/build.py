@@ -168,7 +168,6 @@ class _Builder:
         """Arguments, and sizes that only tensor arguments determine."""
         made: list[ir.Input | ir.SizeInput] = []
         bound = self.known
-        bound.update(dict.fromkeys(i for i in g.inputs if isinstance(i, Var)))
         multiples = [as_multiple(i) for i in g.inputs if isinstance(i, Sym)]
         bound.update(dict.fromkeys(m[0] for m in multiples if m is not None))
         for i in g.inputs:
@@ -298,8 +297,7 @@ class _Builder:
         self.defined.update(dict.fromkeys(o for o in outs if isinstance(o, str)))
         self.comment(step)
         counted = not (step.single or step.op.startswith(TRUSTED)) and outs != (None,) * len(outs)
-        is_untold = step.op.startswith(UNTOLD) and any(reads_of(step))
-        writes = bool(step.mutates) or is_untold
+        writes = bool(step.mutates) or (step.op.startswith(UNTOLD) and any(reads_of(step)))
         told = False, step.holds, step.waits, counted, step.draws, writes
         self.steps.append(ir.CallStep(step.op, step.args, step.kwargs, outs, step.single, *told))
         # `getitem` extracts a result of a tuple; the maker is the op that returned the tuple.
@@ -345,8 +343,7 @@ class _Builder:
     def release(self, k: int) -> None:
         """Free, or keep for reuse, all memory whose last use was step k."""
         step = self.schedule.steps[k]
-        roots = dict.fromkeys(self.roots.get(n, n) for n in (*reads_of(step), *_defined(step)))
-        for name in roots:
+        for name in dict.fromkeys(self.roots.get(n, n) for n in (*reads_of(step), *_defined(step))):
             if self.last.get(name, k) > k or name in self.pinned or name not in self.defined:
                 continue
             self.drop_views(name)

@@ -89,17 +89,11 @@ def forms_of(p: Plan) -> dict[str, TensorType]:
             views.setdefault(s.source, []).append(s.type)
     found: dict[str, TensorType] = {}
     for s in p.steps:
-        if not isinstance(s, (Alloc, Reuse)):
-            continue
-        found[s.name] = s.type
-        if s.name in called:
-            continue
-        seen = views.get(s.name, [])
-        whole = [t for t in seen if _whole(t, s.type)]
-        if whole:
-            found[s.name] = whole[0]
-        elif isinstance(s, Reuse) and not seen:
-            found[s.name] = found[s.source]
+        if isinstance(s, (Alloc, Reuse)):
+            found[s.name], seen = s.type, views.get(s.name, [])
+            if s.name not in called:
+                usual = found[s.source] if isinstance(s, Reuse) and not seen else s.type
+                found[s.name] = next((t for t in seen if _whole(t, s.type)), usual)
     return found
 
 

@@ -103,8 +103,7 @@ def graphed(p: ir.Plan, moved: Collection[str] = ()) -> Graphed:
         allocs = [ir.Alloc(n, writes[n]) for n in r.writes]
         launch = ir.LaunchStep(r.name, (), (), ONE, x.device, graph=True)
         renew = ir.CallStep("lenz.renew", (Named("obj", r.name),), (), (), single=False)
-        draws = [renew] if r.draws else []
-        around.append([*allocs, *draws, launch, *map(ir.Keep, r.kept), *chain])
+        around.append([*allocs, *[renew] * r.draws, launch, *map(ir.Keep, r.kept), *chain])
     found = _settled(p, moved, replays[::-1], roots)
     calls = {r.name: (*r.reads, *r.writes) for r in found}
     told = [

@@ -17,16 +17,8 @@ from collections.abc import Mapping
 
 from lenz.ir import plan as ir
 from lenz.ir.graph import Atom, Named, Ref
-from lenz.plan.native_args import take_arguments
-from lenz.plan.native_frame import (
-    Frame,
-    NativeBuffer,
-    NotNative,
-    TorchLayout,
-    kind_and_number,
-    tensor,
-    type_addresses,
-)
+from lenz.plan.native_args import size_read, take_arguments, tensor, type_addresses
+from lenz.plan.native_frame import Frame, NativeBuffer, NotNative, TorchLayout, kind_and_number
 from lenz.plan.native_shim import shim
 from lenz.records import dataclass
 from lenz.sym import Int, Sym, Var
@@ -77,8 +69,7 @@ def native(p: ir.Plan, layout: TorchLayout) -> Native:
     code = f.out.function(len(f.slots), len(f.sizes), f.values, leave)
     constants = "\n".join(f.out.globals)
     numbers = {v: k for k, v in enumerate(f.sizes)}
-    text = f"{constants}\n\n{code}\n"
-    return Native(text, tuple(f.objects), f.slots, numbers, tuple(f.shims))
+    return Native(f"{constants}\n\n{code}\n", tuple(f.objects), f.slots, numbers, tuple(f.shims))
 
 
 def on_gpu(p: ir.Plan) -> bool:
@@ -92,9 +83,7 @@ def _step(f: Frame, s: ir.Step) -> None:
     match s:
         case ir.BindSize():
             if s.var not in f.sizes:
-                which = "strides" if s.stride else "sizes"
-                read = f"call i64 @read_{which}(ptr {f.handle(s.source)}, i64 {s.dim})"
-                f.bind(s.var, f.out.let(read))
+                f.bind(s.var, size_read(f, s))
         case ir.Alloc():
             _alloc(f, s)
         case ir.Keep():

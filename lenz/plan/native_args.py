@@ -5,8 +5,9 @@ Nothing changes before all arguments are checked, so that the Python function ca
 
 from __future__ import annotations
 
-from lenz.ir.plan import Input, LaunchStep, Plan, SizeInput
-from lenz.plan.native_frame import Frame, kind_and_number, tensor, type_addresses
+from lenz.ir.plan import BindSize, Input, LaunchStep, Plan, SizeInput
+from lenz.ir.tensor import TensorType
+from lenz.plan.native_frame import Frame, kind_and_number
 from lenz.plan.native_text import CODES
 from lenz.sym import Int, Var, as_multiple
 
@@ -26,13 +27,10 @@ def take_arguments(f: Frame, p: Plan) -> None:
         b = f.new(name)
         b.is_object, b.dtype = True, i.type.dtype
     integers = [_integer(f, i, k) for k, i in enumerate(p.inputs) if isinstance(i, SizeInput)]
-    wholes = [x for x in integers if x is not None]
     for read in p.binds:
         if read.var not in f.sizes:
-            which = "strides" if read.stride else "sizes"
-            text = f"call i64 @read_{which}(ptr {f.handle(read.source)}, i64 {read.dim})"
-            _divided(f, read.var, out.let(text), read.factor)
-    for var, whole, factor in wholes:
+            _divided(f, read.var, size_read(f, read), read.factor)
+    for var, whole, factor in filter(None, integers):
         _divided(f, var, whole, factor)
     for name, most in p.most:
         for v, size in f.sizes.items():
@@ -50,6 +48,24 @@ def take_arguments(f: Frame, p: Plan) -> None:
         expect(f, f'call i1 @enter(ptr @"{s.kernel}")')
     out.put(f"call void @own(ptr %o, i64 {len(tensors)})")
     out.put(f"call i32 @PyList_SetSlice(ptr %args, i64 0, i64 {n}, ptr null)")
+
+
+def tensor(t: TensorType) -> str:
+    """The dtype as an argument."""
+    return f"i32 {CODES[t.dtype.name]}"
+
+
+def type_addresses(f: Frame, *names: str) -> str:
+    """The addresses of Python types of `TYPES`, which differ between processes, as numbers."""
+    for name in names:
+        f.out.declare(name, f"@{name} = external global i8")
+    return ", ".join([f"i64 ptrtoint (ptr @{name} to i64)" for name in names])
+
+
+def size_read(f: Frame, s: BindSize) -> str:
+    """The size or stride of a tensor that a step binds."""
+    which = "strides" if s.stride else "sizes"
+    return f.out.let(f"call i64 @read_{which}(ptr {f.handle(s.source)}, i64 {s.dim})")
 
 
 def expect(f: Frame, test: str) -> None:
@@ -80,8 +96,7 @@ def _ready(f: Frame, s: LaunchStep, starts: list[str]) -> None:
     stream = out.let(f"call ptr @stream_of(i32 {kind_and_number(s.device)[1]})")
     at = out.array(starts, "ptr")
     sizes = out.array(list(f.sizes.values()))
-    test = f'call i1 @ready(ptr @"{s.kernel}", ptr {stream}, ptr {at}, ptr {sizes})'
-    expect(f, test)
+    expect(f, f'call i1 @ready(ptr @"{s.kernel}", ptr {stream}, ptr {at}, ptr {sizes})')
 
 
 def _integer(f: Frame, i: SizeInput, k: int) -> tuple[Var, str, int] | None:

@@ -9,7 +9,7 @@ import torch
 
 from lenz.ir.dtype import DType
 from lenz.ir.tensor import TensorType
-from lenz.plan.native_text import CODES, Lines
+from lenz.plan.native_text import Lines
 from lenz.records import dataclass
 from lenz.sym import Sym, Var
 
@@ -173,15 +173,3 @@ class Frame:
         self.out.put(f"store i64 {wide}, ptr %status")
         self.out.put(f"store i64 {self.step}, ptr %where")
         self.out.unless(f"icmp eq i64 {wide}, 0", "failed_free" if self.released else "failed")
-
-
-def type_addresses(f: Frame, *names: str) -> str:
-    """The addresses of Python types of `TYPES`, which differ between processes, as numbers."""
-    for name in names:
-        f.out.declare(name, f"@{name} = external global i8")
-    return ", ".join([f"i64 ptrtoint (ptr @{name} to i64)" for name in names])
-
-
-def tensor(t: TensorType) -> str:
-    """The dtype as an argument."""
-    return f"i32 {CODES[t.dtype.name]}"

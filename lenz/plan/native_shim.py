@@ -140,6 +140,7 @@ def _argument(f: Frame, kind: str, value: Any, floats: bool) -> list[str]:
 
 def _single(f: Frame, kind: str, value: Any, floats: bool) -> str:
     """One value as `type text`; raises _Unfit."""
+    value = value.value if isinstance(value, Int) else value
     match kind, value:
         case "Tensor", Ref():
             return f"ptr {f.handle(value.name)}"
@@ -158,8 +159,6 @@ def _single(f: Frame, kind: str, value: Any, floats: bool) -> str:
         # The shim turns a number into a float, which promotes integers.
         case (("float" | "number"), int()) if type(value) is int and (floats or kind == "float"):
             return f"double {_double(float(value))}"
-        case (("float" | "number"), Int()) if floats or kind == "float":
-            return f"double {_double(float(value.value))}"
         case "ScalarType", Named("dtype", name):
             return f"i32 {CODES[BY_NAME[name].name]}"
     raise _Unfit
