@@ -37,8 +37,7 @@ def fault(e: Exception, recorder: Recorder, kind: str, options: Options) -> Inte
         return found
     found = found.located(pass_name=recorder.failed, line=line)
     # Without the graph's number, so that a repeated fault is written once.
-    saved = write_repro(e, found, recorder.offered, f"graph.{kind}", options)
-    return found.located(repro=saved)
+    return found.located(repro=write_repro(e, found, recorder.offered, f"graph.{kind}", options))
 
 
 def in_eager(e: Exception, recorder: Recorder, kind: str, options: Options, run: Boxed) -> Boxed:

@@ -59,9 +59,6 @@ def titled(name: str) -> str:
 
 def arguments_of(gm: Any) -> tuple[str, ...]:
     """The user's name of each argument of Dynamo's graph; empty if it has none."""
-    names = []
-    for node in gm.graph.nodes if isinstance(gm, GraphModule) else ():
-        if node.op == "placeholder":
-            source = getattr(node.meta.get("grapharg"), "source", None)
-            names.append(plain(str(source.name)) if source is not None else "")
-    return tuple(names)
+    places = gm.graph.find_nodes(op="placeholder") if isinstance(gm, GraphModule) else ()
+    sources = (getattr(n.meta.get("grapharg"), "source", None) for n in places)
+    return tuple("" if s is None else plain(str(s.name)) for s in sources)

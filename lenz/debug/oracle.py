@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lenz.debug.between import title_of
 from lenz.debug.names import titled
 from lenz.debug.precise import precise
 from lenz.debug.values import names_of
@@ -119,9 +120,8 @@ class Oracle(Watch):
 
     def called(self, k: int, params: Sequence[str]) -> str:
         """The user's names of some parameters."""
-        step = self.steps[k]
-        assert isinstance(step, LaunchStep)
-        named = zip(self.kernels[step.kernel].params, names_of(self.graph, k), strict=True)
+        kernel = self.kernels[title_of(self.steps[k])]
+        named = zip(kernel.params, names_of(self.graph, k), strict=True)
         return ", ".join(name for p, name in named if p.name in params)
 
     def compare(self, k: int, kernel: Kernel, got: Mapping[str, torch.Tensor]) -> None:
@@ -158,9 +158,7 @@ class Oracle(Watch):
 
     def fault(self, k: int, what: str) -> InternalError:
         """The error that names a kernel."""
-        step = self.steps[k]
-        assert isinstance(step, LaunchStep)
-        name = f"kernel {step.kernel} of {titled(self.graph.name)}"
+        name = f"kernel {title_of(self.steps[k])} of {titled(self.graph.name)}"
         return InternalError(f"{name} {what}", where=self.lines.get(k, ""), hint=NEXT)
 
 
@@ -190,17 +188,16 @@ def copies(tensors: Tensors, device: str = "") -> list[Any]:
     for t in tensors:
         if not isinstance(t, torch.Tensor):
             made.append(t)
-            continue
-        if t.is_neg() or t.is_conj():
+        elif t.is_neg() or t.is_conj():
             made.append(t.to(device or t.device, copy=True))
-            continue
-        store: Any = t.untyped_storage()  # torch gives its methods no types
-        if store.data_ptr() not in memory:
-            moved = device and store.device.type != device
-            memory[store.data_ptr()] = store.cpu() if moved else store.clone()
-        new = torch.empty(0, dtype=t.dtype, device=device or t.device)
-        place = t.storage_offset(), t.size(), t.stride()
-        made.append(new.set_(memory[store.data_ptr()], *place))
+        else:
+            store: Any = t.untyped_storage()  # torch gives its methods no types
+            at, place = store.data_ptr(), (t.storage_offset(), t.size(), t.stride())
+            if at not in memory:
+                moved = device and store.device.type != device
+                memory[at] = store.cpu() if moved else store.clone()
+            new = torch.empty(0, dtype=t.dtype, device=device or t.device)
+            made.append(new.set_(memory[at], *place))
     return made
 
 

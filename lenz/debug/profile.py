@@ -155,8 +155,7 @@ class Profile:
 
     def save(self, path: str) -> None:
         """Write the table; a trace for Chrome and Perfetto if the name ends in `.json`."""
-        is_trace = path.endswith(".json")
-        text = json.dumps({"traceEvents": self.events()}) if is_trace else f"{self}\n"
+        text = json.dumps({"traceEvents": self.events()}) if path.endswith(".json") else f"{self}\n"
         Path(path).write_text(text, encoding="utf-8")
 
     def events(self) -> list[dict[str, Any]]:

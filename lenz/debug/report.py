@@ -273,8 +273,7 @@ def launches_report(
     s: Schedule, names: Mapping[str, str]
 ) -> tuple[KernelReport | ExternReport, ...]:
     """Describe all launches and calls of a schedule, in order."""
-    roots = roots_of(s.steps)
-    names = {**{v: names[r] for v, r in roots.items() if r in names}, **names}
+    names = {**{v: names[r] for v, r in roots_of(s.steps).items() if r in names}, **names}
     made: list[KernelReport | ExternReport] = []
     for step in s.steps:
         if isinstance(step, Launch):

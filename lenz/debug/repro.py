@@ -67,14 +67,13 @@ def runnable(gm: GraphModule, options: Options, head: str = "", saved: bool = Fa
     inputs = "".join(f"    {_value(v)},  # {n.name}\n" for n, v in zip(places, values, strict=True))
     classes: dict[str, str] = {}
     root = _class(gm, "Graph", classes)
-    dynamic = any(isinstance(v, torch.SymInt) for v in values)
     return SCRIPT.format(
         inputs_are="the program's" if saved else "random",
         head=head,
         classes="\n\n".join(classes.values()),
         inputs='torch.load(Path(__file__).with_name("inputs.pt"))' if saved else f"[\n{inputs}]",
         root=root,
-        dynamic=dynamic,
+        dynamic=any(isinstance(v, torch.SymInt) for v in values),
         options={**_changed(options), "cache": False, "on_error": "raise"},
     )
 

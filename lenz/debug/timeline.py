@@ -26,10 +26,9 @@ def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
     made = [b for n in s.steps if isinstance(n, Extern) for b in outs_of(n)]
     sizes = {b.name: env.hint(b.type.nbytes) for b in made}
     sizes |= {x.name: env.hint(x.type.nbytes) for x in p.flat if isinstance(x, Alloc)}
-    levels = bytes_alive(p.flat, sizes, aliased(s), {})
     return tuple(
         MemoryReport(x.op if isinstance(x, CallStep) else x.kernel, level)
-        for x, level in zip(p.flat, levels, strict=True)
+        for x, level in zip(p.flat, bytes_alive(p.flat, sizes, aliased(s), {}), strict=True)
         if isinstance(x, CallStep | LaunchStep)
     )
 

@@ -80,13 +80,10 @@ class Recorder(Trace):
             self.failed = self.failed or name
             raise
         finally:
-            self._add(name, time.perf_counter() - start)
-
-    def _add(self, name: str, total: float) -> None:
-        inside = self._stack.pop()[0]
-        self.times[name] = self.times.get(name, 0.0) + total - inside
-        if self._stack:
-            self._stack[-1][0] += total
+            total = time.perf_counter() - start
+            self.times[name] = self.times.get(name, 0.0) + total - self._stack.pop()[0]
+            if self._stack:
+                self._stack[-1][0] += total
 
     def kernels(self, done: int, of: int) -> None:
         """Show how many kernels are compiled."""
