@@ -192,9 +192,8 @@ def _cache(options: Options) -> Iterator[Finding]:
     sizes = [size for _, size, _ in Store(root).files()]
     used, free = sum(sizes) / 2**20, shutil.disk_usage(root).free / 2**20
     told = f"{root}, {len(sizes)} entries, {used:.1f} of {options.cache_mb} MiB"
-    left = options.cache_mb - used
     do = f"the disk has {free:.0f} MiB left: set LENZ_CACHE_MB lower, or LENZ_CACHE_DIR"
-    yield Finding("cache", told, do if free < left else "", fails=False)
+    yield Finding("cache", told, do if free < options.cache_mb - used else "", fails=False)
 
 
 def _remote(url: str, secret: str | None) -> Finding:
@@ -234,11 +233,10 @@ def _run(device: str) -> Finding:
         if not any(g.kernels for g in report.graphs):
             raise LenzError("the graph ran in eager", hint="see the warning above")
     except Exception as e:  # noqa: BLE001  # any error is a finding
-        lenz = next((x for x in _causes(e) if isinstance(x, LenzError)), None)
-        what = lenz.what if lenz is not None else f"{type(e).__name__}: {e}"
-        hint = lenz.hint if lenz is not None else ""
-        first = what.partition("\n")[0]
-        return Finding(name, first, hint or "report it with this output and `python -m lenz info`")
+        other = LenzError(f"{type(e).__name__}: {e}")
+        fault = next((x for x in _causes(e) if isinstance(x, LenzError)), other)
+        do = fault.hint or "report it with this output and `python -m lenz info`"
+        return Finding(name, fault.what.partition("\n")[0], do)
     return Finding(name, f"a kernel is compiled and right, in {time.perf_counter() - since:.1f} s")
 
 
