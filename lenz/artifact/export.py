@@ -145,8 +145,7 @@ class _Job:
         options = replace(self.options, cache_dir=self.folder.name)
         for k, (target, needs) in enumerate(targets(self.levels)):
             cx = Context(options, target)
-            made = compile_program(p, cx)
-            self.add(made, k, needs, cx)
+            self.add(compile_program(p, cx), k, needs, cx)
         return p.eager()
 
     def add(self, made: Compiled, k: int, needs: Sequence[str], cx: Context) -> None:
@@ -215,8 +214,7 @@ def _contents_of(exported: ExportedProgram, job: _Job) -> Contents:
 def _flat(exported: ExportedProgram) -> tuple[GraphModule, list[str], list[dict[str, Any]]]:
     """The graph with weights and tensors as arguments, the weights' names, and the arguments."""
     graph, kept, given = torch.fx.Graph(), list[str](), list[dict[str, Any]]()
-    result = graph.graph_copy(exported.graph, {})
-    graph.output(result)
+    graph.output(graph.graph_copy(exported.graph, {}))
     places = graph.find_nodes(op="placeholder")
     for node, spec in zip(places, exported.graph_signature.input_specs, strict=True):
         value = node.meta.get("val")

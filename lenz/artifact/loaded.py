@@ -126,13 +126,12 @@ class CompiledArtifact:
             raise UserError(f"the program takes {some(self._given, 'argument')}, not {len(flat)}")
         found = []
         for k, (value, g) in enumerate(zip(flat, self._given, strict=True)):
-            if "is" in g:
-                # As text: NaN is itself, and 0.0 is not -0.0.
-                if type(value) is not type(g["is"]) or repr(value) != repr(g["is"]):
-                    told = f"argument {k} is {value!r}, and was {g['is']!r}"
-                    raise UserError(f"{told} when the program was exported")
-            else:
+            if "is" not in g:
                 found.append(value)
+            # As text: NaN is itself, and 0.0 is not -0.0.
+            elif type(value) is not type(g["is"]) or repr(value) != repr(g["is"]):
+                told = f"argument {k} is {value!r}, and was {g['is']!r}"
+                raise UserError(f"{told} when the program was exported")
         return found
 
 

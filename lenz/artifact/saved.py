@@ -151,11 +151,10 @@ def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
     if others := [name for p in plans for name in foreign(p)]:
         raise UserError(f"it calls {others[0]}, which is not torch's own")
     devices = {device for p in plans for _, _, device in signatures(p).values() if device}
-    target = host().target()
     manifest = {
         "kind": "graph", "lenz": __version__, "torch": torch.__version__,
         "machine": platform.machine(),
-        "features": [f[1:] for f in target.features.split(",") if f.startswith("+")],
+        "features": [f[1:] for f in host().target().features.split(",") if f.startswith("+")],
         "devices": {d: loader_of(d).fits(d) for d in sorted(devices - {HOST})},
         "options": {"native": options.native, "cuda_graphs": options.cuda_graphs},
         **{k: entry[k] for k in ("metadata", "detach", "halves")},
