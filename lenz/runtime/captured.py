@@ -147,8 +147,7 @@ class Runner:
                 self.call(s)
             case ir.Lay():
                 told = *self.layout(s.type), s.type.dtype.torch, executor.place(s.type.device)
-                laid = self.do(executor.lay, self.env[s.name], *told, s.op, s.aligned)
-                self.name(s.name, laid)
+                self.name(s.name, self.do(executor.lay, self.env[s.name], *told, s.op, s.aligned))
             case ir.Free():
                 self.env.pop(s.name, None)
             case ir.Check():

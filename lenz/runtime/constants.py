@@ -17,9 +17,8 @@ def whole_memory(t: torch.Tensor) -> torch.Tensor:
 
 def packed(t: torch.Tensor) -> tuple[str, bytes]:
     """A constant's name (the hash of its bytes) and bytes: type, sizes, strides and memory."""
-    memory = whole_memory(t).view(torch.uint8).cpu()
     head = json.dumps([str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()])
-    data = f"{head}\n".encode() + memory.numpy().tobytes()
+    data = f"{head}\n".encode() + whole_memory(t).view(torch.uint8).cpu().numpy().tobytes()
     return hashlib.sha256(data).hexdigest(), data
 
 

@@ -106,8 +106,7 @@ def over(t: torch.Tensor, size: Sizes, stride: Sizes) -> torch.Tensor | None:
     and code that reads autograd's saved tensors.
     """
     # Expected: one tensor, its storage with the handle that `held` creates, and no spare bytes.
-    alone = (_alone(), 1, 2, 0)
-    return torch.as_strided(t, size, stride, 0) if held(t) == alone else None
+    return torch.as_strided(t, size, stride, 0) if held(t) == (_alone(), 1, 2, 0) else None
 
 
 def _alone() -> int:

@@ -49,10 +49,8 @@ def places() -> tuple[int, int, int, int, int, int] | None:
         found &= {at for at in found if _word(start + at) == _keys(t)}
     if len(found) != 1:
         return None
-    differ = 0
     plain = [_keys(t) for t in kinds[:PLAIN]]
-    for keys in plain:
-        differ |= keys ^ plain[0]
+    differ = reduce(or_, [keys ^ plain[0] for keys in plain])
     mask = ~differ & (1 << 64) - 1
     if any(_keys(t) & mask == plain[0] & mask for t in kinds[PLAIN:]):
         return None
@@ -95,8 +93,7 @@ def _word(address: int) -> int:
 def _libraries(gpu: bool) -> Sequence[Any]:
     """Libraries to search for functions of CPython, the C library, libtorch and the CUDA driver."""
     names = ["torch_cpu", "torch_python", "c10", *["torch_cuda", "c10_cuda"] * gpu]
-    files = [f"lib{n}.so" for n in names]
-    known = [ctypes.pythonapi, ctypes.CDLL(None), *torch_libraries(*files)]
+    known = [ctypes.pythonapi, ctypes.CDLL(None), *torch_libraries(*[f"lib{n}.so" for n in names])]
     return [*known, ctypes.CDLL("libcuda.so.1")] if gpu else known
 
 

@@ -64,13 +64,12 @@ def _c_libraries() -> list[ctypes.CDLL]:
 def _serial_loop() -> Any:
     body = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
     i64, pointer = ctypes.c_int64, ctypes.c_void_p
-    kind = ctypes.CFUNCTYPE(ctypes.c_int32, i64, i64, i64, pointer, pointer)
 
     def run(begin: int, end: int, _: int, function: int, context: int) -> int:
         body(function)(begin, end, context)
         return 0
 
-    return kind(run)
+    return ctypes.CFUNCTYPE(ctypes.c_int32, i64, i64, i64, pointer, pointer)(run)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -32,11 +33,7 @@ def user_kernel(
 
         given[name] = TensorDescriptor.from_tensor(given[name], block)
     # Positional where possible: Triton's hooks do not see keywords (triton issue 5082).
-    args = []
-    for name in kernel.arg_names:
-        if name not in given:
-            break
-        args.append(given.pop(name))
+    args = [given.pop(name) for name in takewhile(given.__contains__, kernel.arg_names)]
     launch = kernel[_grid(kernel, grids)]
     place = next((v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda), None)
     if place is None or place.index == torch.cuda.current_device():
