@@ -48,16 +48,14 @@ class Explainer:
             self.replayed[len(self.graphs)] = made.call
         steps = launches_report(made.schedule, {q.name: q.source for q in p.placeholders})
         told = graph_report(p, made.graph, made.schedule, made.plan, steps)
-        times = dict(recorder.times)
-        told = replace(told, timings=times, source=made.told, autotune=made.tuned)
+        told = replace(told, timings=dict(recorder.times), source=made.told, autotune=made.tuned)
         self.graphs.append(told)
         self.note(p, graph_data(made.schedule, made.plan, made.code.text, steps))
         return self.counted(made.call, steps)
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
         """Describe a graph that runs in eager: each op is a launch."""
-        calls = [(n, origin(n, program.called)) for n in program.nodes]
-        told = refused_report(program, why, calls)
+        told = refused_report(program, why, [(n, origin(n, program.called)) for n in program.nodes])
         self.graphs.append(told)
         self.note(program, eager_data(told))
         return self.counted(run, told.externs)

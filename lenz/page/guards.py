@@ -60,8 +60,7 @@ def advice(guard: str) -> str:
     if m := SIZE.search(guard):
         return f"torch._dynamo.mark_dynamic({shown(m[1])}, {m[2]}), or dynamic=True"
     if m := VALUE.match(guard):
-        name = plain(m[1])
-        return f"{name} changes from call to call: keep it the same, or pass it as a tensor"
+        return f"{plain(m[1])} changes from call to call: keep it the same, or pass it as a tensor"
     if "dtype mismatch" in guard:
         return "calls with several dtypes need a compilation each"
     return "calls that differ in this need a compilation each"

@@ -63,8 +63,7 @@ class Report:
         if Path(path).suffix not in ("", ".html", ".htm", ".json"):
             raise UserError(f"{path}: a report is an .html or a .json file")
         data = self.data()
-        is_data = str(path).endswith(".json")
-        text = json.dumps(data, indent=1) + "\n" if is_data else page(data)
+        text = json.dumps(data, indent=1) + "\n" if str(path).endswith(".json") else page(data)
         Path(path).write_text(text, encoding="utf-8")
 
     def data(self) -> dict[str, Any]:
