@@ -9,11 +9,7 @@ from functools import cache
 from traceback import walk_tb
 from typing import Any
 
-from torch._dynamo.exc import (
-    ShortenTraceback,
-    TorchDynamoException,
-    exceptions_allowed_to_be_fallback,
-)
+from torch._dynamo import exc
 
 from lenz.errors import LenzError
 
@@ -25,14 +21,14 @@ def passing(e: LenzError) -> LenzError:
     """
     through = _let_through(type(e))  # type: ignore[arg-type]  # a class has a hash
     made = through.__new__(through)
-    ShortenTraceback.__init__(made, *e.args, first_useful_frame=None)  # type: ignore[arg-type]  # it is made of both
+    exc.ShortenTraceback.__init__(made, *e.args, first_useful_frame=None)  # type: ignore[arg-type]  # it is made of both
     made.__dict__.update(e.__dict__)
     return made.with_traceback(e.__traceback__)
 
 
 def is_message(e: Exception) -> bool:
     """Say whether the error is a signal to Dynamo: restart, or end the graph here."""
-    return isinstance(e, (TorchDynamoException, *exceptions_allowed_to_be_fallback))
+    return isinstance(e, (exc.TorchDynamoException, *exc.exceptions_allowed_to_be_fallback))
 
 
 def is_of_lenz(e: Exception) -> bool:
@@ -59,4 +55,5 @@ def _let_through(kind: type[LenzError]) -> type[LenzError]:
         return kind.__new__, (kind, self.what), state
 
     body = {"__reduce__": reduced, "remove_dynamo_frames": shortened}
-    return type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__, **body})
+    bases = (kind, exc.ShortenTraceback)
+    return type(kind.__name__, bases, {"__module__": kind.__module__, **body})
