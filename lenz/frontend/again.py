@@ -107,9 +107,8 @@ def norm_in_parts(graph: Graph, n: Node, backward: set[Node]) -> None:
         return  # the channels of a group would be a size to compute
     for u in parts.values():
         n.append(u)  # right behind the op
-    last = next(iter(parts.values())).next
     call, ones = inserter(graph, n), [1] * (value.dim() - 2)
-    with graph.inserting_before(last), unguarded(value.fake_mode):
+    with graph.inserting_before(next(iter(parts.values())).next), unguarded(value.fake_mode):
 
         def along(a: Any) -> Node:
             """Broadcast per-channel or per-group numbers over the elements of x."""
@@ -150,10 +149,8 @@ def dropout_in_parts(graph: Graph, n: Node) -> None:
     value, call = y.meta["val"], inserter(graph, n)
     exact = torch.promote_types(value.dtype, torch.float32)
     keep = 1.0 - float(p)  # type: ignore[arg-type]  # the schema says float
-    last = n.next.next.next
-    with graph.inserting_before(last), unguarded(value.fake_mode):
-        factor = converted(call, mask, exact)
-        factor = call(aten.mul.Tensor, factor, 1.0 / keep if keep else 0.0)
+    with graph.inserting_before(n.next.next.next), unguarded(value.fake_mode):
+        factor = call(aten.mul.Tensor, converted(call, mask, exact), 1.0 / keep if keep else 0.0)
         made = call(aten.mul.Tensor, converted(call, x, exact), factor)
         made = dense_as(call, value, converted(call, made, value.dtype))
     y.replace_all_uses_with(made)
@@ -185,8 +182,7 @@ def hand_on(graph: Graph, old: Node, new: Node, backward: set[Node]) -> None:
         if u in backward:
             u.replace_input_with(old, new)
         elif has(u.target, "view") and not backward.isdisjoint(readers_of(u)):
-            view = graph.node_copy(u, lambda a: new if a is old else a)
-            hand_on(graph, u, view, backward)
+            hand_on(graph, u, graph.node_copy(u, lambda a: new if a is old else a), backward)
 
 
 def converted(call: Callable[..., Node], a: Any, dtype: torch.dtype) -> Any:

@@ -59,15 +59,13 @@ def state() -> str:
 
 def configured() -> dict[str, Any]:
     """Return those of AOTAutograd's settings that are plain values."""
-    kept = (bool, int, float, str, type(None))
     found: Any = functorch_config.save_config_portable()  # it has no annotations
-    return {k: v for k, v in found.items() if type(v) in kept}
+    return {k: v for k, v in found.items() if type(v) in (bool, int, float, str, type(None))}
 
 
 def configuring(values: dict[str, Any]) -> AbstractContextManager[Any]:
     """Return a context manager that sets AOTAutograd's settings."""
-    made: Any = functorch_config.patch
-    how: AbstractContextManager[Any] = made(values)
+    how: AbstractContextManager[Any] = functorch_config.patch(values)
     return how
 
 

@@ -150,9 +150,8 @@ def fit(gm: GraphModule, n: Node) -> None:
         while first.args[0] is not old:  # to the first reader of the operand
             first = first.args[0]
         first.args = (with_gradient(gm, first, old, by), *first.args[1:])
-    own = {*storages(n)}
     written = (s for m in gm.graph.nodes if writes(m) for s in storages(*m.all_input_nodes))
-    if not own.isdisjoint(written):
+    if not {*storages(n)}.isdisjoint(written):
         after.append(("clone",))  # a fused kernel's result is saved and must not be written
     shown, value = seen_by_calls(gm, [n], results=True), fake_of(n)
     order = None if value is None else dense_order(value.shape, value.stride())

@@ -58,8 +58,7 @@ def inserter(graph: Graph, n: Node) -> Callable[..., Node]:
         made = graph.create_node("call_function", op, args, kwargs, name)
         own = ("tensor_meta", "unbacked_bindings", "desc", "val")
         made.meta = {k: v for k, v in n.meta.items() if k not in own}
-        real: Any = map_arg(args, lambda a: a.meta["val"])
-        made.meta["val"] = op(*real, **kwargs)
+        made.meta["val"] = op(*map_arg(args, lambda a: a.meta["val"]), **kwargs)
         return made
 
     return call

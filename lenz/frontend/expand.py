@@ -54,8 +54,7 @@ def expand(gm: GraphModule, native: frozenset[str]) -> set[Node]:
 def _function_of(n: Node) -> Callable[..., Any] | None:
     """Return the function that defines an operator, unless eager may reject the call."""
     if isinstance(n.target, HigherOrderOperator) and n.target.__name__ in EXPANDED:
-        made: Callable[..., Any] = n.target.py_kernels[EAGER]
-        return made
+        return n.target.py_kernels[EAGER]
     op: Any = n.target
     if op not in PARTS:
         return None

@@ -59,8 +59,7 @@ def restored(backward: Graph, read: Node, short: Node) -> None:
     """Convert a saved value back, before its first reader."""
     value, readers = read.meta["val"], [*read.users]
     read.meta = {**read.meta, "val": short.meta["val"]}
-    call = inserter(backward, min(readers))
     with backward.inserting_before(min(readers)), unguarded(value.fake_mode):
-        y = converted(call, read, value.dtype)
+        y = converted(inserter(backward, min(readers)), read, value.dtype)
     for reader in readers:
         reader.replace_input_with(read, y)

@@ -139,8 +139,7 @@ def gradient_orders(n: Node) -> dict[Any, tuple[int, ...]]:
 
     Operands are keyed by position or keyword. A call on fake tensors gives the answer.
     """
-    given: dict[Any, Any] = {**dict(enumerate(n.args)), **n.kwargs}
-    values: Any = map_arg(given, traced)
+    values: Any = map_arg({**dict(enumerate(n.args)), **n.kwargs}, traced)
     tensors = {x: v for x, v in values.items() if isinstance(v, torch.Tensor)}
     wanted = [x for x, v in tensors.items() if v.requires_grad and torch.is_grad_enabled()]
     modes = [v.fake_mode for v in tensors.values() if isinstance(v, FakeTensor)]
@@ -189,8 +188,8 @@ def with_order(
     value, is_sorted = fake_of(like or n), order == tuple(sorted(order))
     whole = n if is_sorted else called(gm, at, "permute", n, order, like=n)
     if value is not None and any(is_same_size(s, 1) for s in value.shape):
-        how = {"memory_format": torch.contiguous_format}
-        dense = called(gm, at, "clone", whole, like=n, **how)  # `contiguous` keeps strides of 1s
+        # `contiguous` keeps strides of 1s.
+        dense = called(gm, at, "clone", whole, like=n, memory_format=torch.contiguous_format)
     else:
         dense = called(gm, at, "contiguous", whole, like=n)
     back = tuple(order.index(d) for d in sorted(order))

@@ -28,8 +28,8 @@ def is_batched() -> bool:
 def inside_level() -> str:
     """Guard the level of forward-mode differentiation; return why this call must run in eager."""
     if (context := TracingContext.try_get()) is not None:
-        guard: Any = GuardBuilder.DUAL_LEVEL  # it has no annotations
-        context.guards_context.dynamo_guards.add(GlobalStateSource().make_guard(guard))
+        guard = GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL)
+        context.guards_context.dynamo_guards.add(guard)
     if forward_ad._current_level >= 0:
         return "a level of forward-mode differentiation is active"
     return "an argument is a batch of torch's old vmap" if is_batched() else ""

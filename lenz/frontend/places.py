@@ -84,8 +84,7 @@ def windows_of(call: Callable[..., Node], n: Node) -> tuple[Node, int, int] | No
     if source.target is not aten.max_pool2d_with_indices.default:
         return None
     given = [*source.args[1:], *[()] * 4][:4]  # kernel, stride, padding, dilation
-    usual: list[Any] = [None, given[0], (0, 0), (1, 1)]
-    pairs = [g or u for g, u in zip(given, usual, strict=True)]
+    pairs = [g or u for g, u in zip(given, [None, given[0], (0, 0), (1, 1)], strict=True)]
     kernel, stride, padding, dilation = ([*p] * 2 if len(p) == 1 else p for p in pairs)
     width = source.args[0].meta["val"].shape[-1]
     high, span = ((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))

@@ -167,8 +167,7 @@ def boxed_eager(gm: GraphModule, graph: Graph | None = None) -> Boxed:
     own = Graph()
     own.output(own.graph_copy(graph or gm.graph, {}))
     own.set_codegen(_BoxedCodeGen())
-    run: Boxed = GraphModule(gm, own).forward
-    return run
+    return GraphModule(gm, own).forward
 
 
 def boxed(run: Boxed) -> Boxed:

@@ -27,8 +27,7 @@ def outside(run: Callable[..., Any], reason: str) -> Callable[..., Any]:
 
 def calling(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a module, method or other callable as a plain function, which Dynamo does trace."""
-    made: Callable[..., Any] = wrap_inline(fn)
-    return made
+    return wrap_inline(fn)
 
 
 def unchecked() -> Any:
