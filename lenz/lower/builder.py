@@ -131,7 +131,7 @@ class GraphBuilder:
         device = like.device if like is not None else (made or self.result).device
         return TensorType(dtype, device, contiguous(shape))
 
-    def map(self, fn: At, type: TensorType | None = None, name: str | None = None) -> Value:
+    def map(self, fn: At, type: TensorType | None = None, name: str = "") -> Value:
         """out[index] = fn(index), rounded to the result type if fn computes in another type."""
         type = self.result if type is None else type
         axes = axes_for(type.shape)
@@ -150,7 +150,7 @@ class GraphBuilder:
         fn: Term,
         finish: Fn | None = None,
         type: TensorType | None = None,
-        name: str | None = None,
+        name: str = "",
     ) -> Value:
         """out[i] = finish(reduce of fn(i, r) over r in `over`); `shape` and `type.shape` agree.
 
@@ -166,12 +166,7 @@ class GraphBuilder:
         return _added(self, ir.Reduction(_out(self, type, name), axes, raxes, kind, body, done))
 
     def scan(
-        self,
-        kind: ir.ScanKind,
-        dim: int,
-        fn: At,
-        type: TensorType | None = None,
-        name: str | None = None,
+        self, kind: ir.ScanKind, dim: int, fn: At, type: TensorType | None = None, name: str = ""
     ) -> Value:
         """out[.., s, ..] = fold of fn(index) over the indices up to s in dimension `dim`.
 
@@ -188,8 +183,7 @@ class GraphBuilder:
 
         fn returns an i32 or i64; the result `type` gives the number of elements kept.
         """
-        shape = [size if d == dim else s for d, s in enumerate(type.shape)]
-        axes = axes_for(shape)
+        axes = axes_for([size if d == dim else s for d, s in enumerate(type.shape)])
         out = _out(self, type, f"{self._hint}_keys")
         return _added(self, ir.Sort(out, axes, dim, fn(_vars(axes))))
 
@@ -200,7 +194,7 @@ class GraphBuilder:
         over: Sequence[Sym],
         fn: Callable[[Index], Update],
         type: TensorType | None = None,
-        name: str | None = None,
+        name: str = "",
     ) -> Value:
         """`base`, updated for each index i of the shape `over`, in row-major order.
 
@@ -274,7 +268,7 @@ def _vars(axes: tuple[Axis, ...]) -> Index:
     return tuple(a.var for a in axes)
 
 
-def _out(b: GraphBuilder, type: TensorType, name: str | None) -> Buffer:
+def _out(b: GraphBuilder, type: TensorType, name: str) -> Buffer:
     """The buffer of a loop's result, which starts where its memory starts."""
     layout = type.layout if type.layout.offset is ZERO else replace(type.layout, offset=ZERO)
     return b.define(name or b._hint, replace(type, layout=layout))

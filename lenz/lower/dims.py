@@ -98,7 +98,7 @@ def reduce_over(
     fn: At,
     finish: Fn | None = None,
     type: TensorType | None = None,
-    name: str | None = None,
+    name: str = "",
 ) -> Value:
     """Reduce fn(full index) over the reduced dimensions; the result has the rows or padded shape.
 
