@@ -23,7 +23,7 @@ from lenz.ir.tensor import TensorType, axes_for
 from lenz.lower.builder import At, Decline, Fn, GraphBuilder, Index, Value
 from lenz.lower.dims import count, cut, reduce_over, sum_rows
 from lenz.lower.moments import Sets, Types, moments
-from lenz.lower.operand import reader
+from lenz.lower.operand import Size, Sizes, reader
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
@@ -91,7 +91,7 @@ class Groups:
         return lambda i: copies.at(i[:2])
 
 
-def group_of(shape: Sequence[Sym], channels: Sym | int, group: Sym | int) -> Groups:
+def group_of(shape: Sequence[Sym], channels: Size, group: Size) -> Groups:
     """The groups; declines an input whose dimension 1 is not the channels."""
     if len(shape) < 2 or shape[1] is not sym(channels):
         raise Decline("group norm of an input whose dimension 1 is not the channels")
@@ -102,7 +102,7 @@ def group_of(shape: Sequence[Sym], channels: Sym | int, group: Sym | int) -> Gro
 def native_layer_norm(
     b: GraphBuilder,
     x: Value,
-    normalized_shape: Sequence[Sym | int],
+    normalized_shape: Sizes,
     weight: Value | None,
     bias: Value | None,
     eps: float,
@@ -142,8 +142,7 @@ def _normalised(
     mean, factor = of(b, s, types, rstd, "rstd")
     mean_at, factor_at = per(mean), per(factor)
     y = b.map(lambda i: shifted((s.x.compute(i) - mean_at(i)) * factor_at(i), i))
-    save_mean = rounded(b, mean, b.kind(1), "mean")
-    return y, save_mean, rounded(b, factor, b.kind(2), "rstd")
+    return y, rounded(b, mean, b.kind(1), "mean"), rounded(b, factor, b.kind(2), "rstd")
 
 
 @lowering("native_group_norm")
@@ -152,10 +151,10 @@ def native_group_norm(
     x: Value,
     weight: Value | None,
     bias: Value | None,
-    N: Sym | int,
-    C: Sym | int,
-    HxW: Sym | int,
-    group: Sym | int,
+    N: Size,
+    C: Size,
+    HxW: Size,
+    group: Size,
     eps: float,
 ) -> tuple[Value, Value, Value]:
     """Normalisation over groups of channels of [N, C, ...], scale and shift per channel."""
@@ -264,8 +263,7 @@ class BatchNorm:
         """Normalise by the running statistics; eager saves empty tensors (or the same ones)."""
         mean, var = self.running
         invstd = invstd_of(b, var, self.eps, b.temp(var.shape, self.acc))
-        y = self.apply(b, mean, invstd)
-        return y, self.saved(b, mean, 1), self.saved(b, invstd, 2)
+        return self.apply(b, mean, invstd), self.saved(b, mean, 1), self.saved(b, invstd, 2)
 
     @property
     def running(self) -> tuple[Value, Value]:
@@ -357,11 +355,7 @@ def batch_norm(b: GraphBuilder, *args: Any) -> tuple[Value, Value, Value]:
 
 @lowering("_fused_rms_norm")
 def fused_rms_norm(
-    b: GraphBuilder,
-    x: Value,
-    normalized_shape: Sequence[Sym | int],
-    weight: Value | None,
-    eps: float | None,
+    b: GraphBuilder, x: Value, normalized_shape: Sizes, weight: Value | None, eps: float | None
 ) -> tuple[Value, Value]:
     """x / sqrt(mean(x^2) + eps) over the last dimensions, times weight; also the factor per row.
 

@@ -18,9 +18,8 @@ from lenz.ir.expr import Expr
 from lenz.lower.builder import At, Decline, Fn, GraphBuilder, Index, Value
 from lenz.lower.dims import Split, count, cut, reduce_over, sum_rows
 from lenz.lower.norm import Groups, group_of, invstd_of, scaled
-from lenz.lower.operand import reader
+from lenz.lower.operand import Size, reader
 from lenz.lower.registry import lowering
-from lenz.sym import Sym
 
 
 def _normalised(x: Value, mean: At | None, rstd: At, acc: DType) -> tuple[At, At]:
@@ -81,9 +80,8 @@ def _rows_backward(
         dx = b.map(at)
     outer = Split(x.shape, tuple(range(lead)))
     if mask[1]:
-        dweight = reduce_over(
-            b, "sum", outer, False, lambda i: dy(i) * xhat(i), None, b.results[1], "dweight"
-        )
+        product: At = lambda i: dy(i) * xhat(i)
+        dweight = reduce_over(b, "sum", outer, False, product, None, b.results[1], "dweight")
     if mask[2]:
         dbias = reduce_over(b, "sum", outer, False, dy, None, b.results[2], "dbias")
     return dx, dweight, dbias
@@ -97,10 +95,10 @@ def native_group_norm_backward(
     mean: Value,
     rstd: Value,
     weight: Value | None,
-    N: Sym | int,
-    C: Sym | int,
-    HxW: Sym | int,
-    group: Sym | int,
+    N: Size,
+    C: Size,
+    HxW: Size,
+    group: Size,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
     """dx, dweight, dbias: one pass over the data computes sums per channel, the rest is small."""
@@ -138,9 +136,8 @@ def _group_mean(b: GraphBuilder, s: Groups, v: Value, weight: Value | None) -> V
         c = s.join(i, r)[1]
         return scaled(v.at((i[0], c)), weight, None, (c,))
 
-    over = (s.width,)
     finish: Fn = lambda a: a / n
-    return b.reduce("sum", s.rows, over, at, finish, b.temp(s.rows, v.dtype, v), "mean_h")
+    return b.reduce("sum", s.rows, (s.width,), at, finish, b.temp(s.rows, v.dtype, v), "mean_h")
 
 
 def _over_batch(b: GraphBuilder, v: Value, position: int, name: str) -> Value:

@@ -6,7 +6,7 @@ then 0-d tensors, then Python scalars; only a higher category raises the type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,8 @@ from lenz.lower.builder import At, GraphBuilder, Index, Value
 from lenz.lower.registry import F, lowering
 from lenz.sym import ONE, ZERO, Sym
 
+Size: TypeAlias = Sym | int
+Sizes: TypeAlias = Sequence[Size]
 Number: TypeAlias = Sym | bool | int | float
 Operand: TypeAlias = Value | Number
 

@@ -11,9 +11,9 @@ from lenz.ir.dtype import BOOL, compute_dtype
 from lenz.ir.expr import Expr, const, index, masked
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import wrapped
-from lenz.lower.operand import exact, number
+from lenz.lower.operand import Size, Sizes, exact, number
 from lenz.lower.registry import lowering
-from lenz.lower.view import Size, at_least_zero, slice_start
+from lenz.lower.view import at_least_zero, slice_start
 from lenz.sym import ONE, ZERO, Int, Sym, maximum, minimum, prove_le, sym
 
 # Every part costs a comparison and a guarded load per element of the result.
@@ -81,7 +81,7 @@ def _joined(
 
 
 @lowering("constant_pad_nd", float8=True)
-def constant_pad(b: GraphBuilder, x: Value, pad: Sequence[Size], value: Any = 0) -> Value:
+def constant_pad(b: GraphBuilder, x: Value, pad: Sizes, value: Any = 0) -> Value:
     """A border of one value, from the last dimension on; negative widths crop."""
     t = b.result.dtype
     before = _before(x, pad)
@@ -98,7 +98,7 @@ def constant_pad(b: GraphBuilder, x: Value, pad: Sequence[Size], value: Any = 0)
     return b.map(fn)
 
 
-def _before(x: Value, pad: Sequence[Size]) -> list[Sym]:
+def _before(x: Value, pad: Sizes) -> list[Sym]:
     """The width of the border before each dimension; `pad` counts from the last dimension."""
     before: list[Sym] = [ZERO] * x.rank
     for k in range(len(pad) // 2):
@@ -107,7 +107,7 @@ def _before(x: Value, pad: Sequence[Size]) -> list[Sym]:
 
 
 @lowering("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", any_dtype=True)
-def reflection_pad(b: GraphBuilder, x: Value, padding: Sequence[Size]) -> Value:
+def reflection_pad(b: GraphBuilder, x: Value, padding: Sizes) -> Value:
     """A border that mirrors the inside, without the edge itself."""
 
     def place(v: Sym, n: Sym) -> Sym:
@@ -118,14 +118,12 @@ def reflection_pad(b: GraphBuilder, x: Value, padding: Sequence[Size]) -> Value:
 
 
 @lowering("replication_pad1d", "replication_pad2d", "replication_pad3d", any_dtype=True)
-def replication_pad(b: GraphBuilder, x: Value, padding: Sequence[Size]) -> Value:
+def replication_pad(b: GraphBuilder, x: Value, padding: Sizes) -> Value:
     """A border that repeats the edge."""
     return _bordered(b, x, padding, lambda v, n: maximum(minimum(v, n - 1), ZERO))
 
 
-def _bordered(
-    b: GraphBuilder, x: Value, padding: Sequence[Size], place: Callable[[Sym, Sym], Sym]
-) -> Value:
+def _bordered(b: GraphBuilder, x: Value, padding: Sizes, place: Callable[[Sym, Sym], Sym]) -> Value:
     before = _before(x, padding)
 
     def fn(i: Index) -> Index:
@@ -161,7 +159,7 @@ def _enter_border_gradient(kind: str, rank: int, shown: Shown) -> None:
     """Register the gradient of a border: each element gathers from the positions that show it."""
 
     @lowering(f"{kind}_pad{rank}d_backward")
-    def backward(b: GraphBuilder, grad: Value, x: Value, padding: Sequence[Size]) -> Value:
+    def backward(b: GraphBuilder, grad: Value, x: Value, padding: Sizes) -> Value:
         widths = [sym(p) for p in padding]
         if ZERO in (*grad.shape, *x.shape):
             return b.map(lambda i: const(0, x.dtype))

@@ -13,12 +13,10 @@ from lenz.ir.graph import LOOPS, Ref, Scan, roots_of
 from lenz.ir.tensor import Layout, TensorType, axis, contiguous
 from lenz.lower.builder import Decline, GraphBuilder, Index, Move, Update, Value, alias, maker
 from lenz.lower.dims import wrapped
-from lenz.lower.operand import broadcast
+from lenz.lower.operand import Size, Sizes, broadcast
 from lenz.lower.registry import lowering
 from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, minimum, product, sym, unflatten
 
-Size = Sym | int
-Sizes = Sequence[Size]
 PART = "strides over a storage of which the tensor may be a part"
 
 
