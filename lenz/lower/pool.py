@@ -72,15 +72,11 @@ def avg_pool(
     tap, lead = _taps(x, w, const(0.0, compute_dtype(x.dtype))), x.rank - w.rank
     overlaps = runs_programs(x.device) and w.covering(0) > 1
     if w.area <= (MOST_TAPS if overlaps else WRITTEN_OUT):
-
-        def mean(i: Index) -> Expr:
-            total = ops.total([tap(i, a) for a in w.offsets()])
-            return averaged(total, counted(w, i[lead:], include_pad, override))
-
-        return b.map(mean)
-    wide = b.temp(b.result.shape, compute_dtype(x.dtype))
-    total = b.reduce("sum", b.result.shape, w.over, tap, type=wide)
-    return b.map(lambda i: averaged(total.at(i), counted(w, i[lead:], include_pad, override)))
+        total: At = lambda i: ops.total([tap(i, a) for a in w.offsets()])
+    else:
+        wide = b.temp(b.result.shape, compute_dtype(x.dtype))
+        total = b.reduce("sum", b.result.shape, w.over, tap, type=wide).at
+    return b.map(lambda i: averaged(total(i), counted(w, i[lead:], include_pad, override)))
 
 
 def _enter_avg(packet: str, rank: int) -> None:

@@ -385,14 +385,11 @@ def to_atom(a: Any, inner: Callable[[Any], Atom]) -> Atom:
             if (dtype := dtype_of(a)) is None:
                 raise Unsupported(f"an argument {a}")
             return Named("dtype", dtype.name)
-        case torch.device():
-            return Named("device", str(a))
-        case torch.layout():
-            return Named("layout", str(a).removeprefix("torch."))
+        case torch.device() | torch.layout() | torch.memory_format():
+            kind: Any = type(a).__name__
+            return Named(kind, str(a).removeprefix("torch."))
         case torch._ops.OpOverload():
             return Named("op", str(a))
-        case torch.memory_format():
-            return Named("memory_format", str(a).removeprefix("torch."))
         case _:
             raise Unsupported(f"an argument of type {type(a).__name__}")
 

@@ -210,7 +210,5 @@ def windows(
         t = (v,) if isinstance(v, int) else tuple(v)
         return t * n if len(t) == 1 else t
 
-    k = full(kernel)
-    return Windows(
-        k, full(stride) if stride else k, full(padding), full(dilation), sizes[-n:], outs[-n:], ceil
-    )
+    numbers = full(kernel), full(stride or kernel), full(padding), full(dilation)
+    return Windows(*numbers, sizes[-n:], outs[-n:], ceil)
