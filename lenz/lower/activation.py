@@ -47,8 +47,7 @@ def gelu_backward(g: Expr, x: Expr, approximate: str = "none") -> Expr:
     """g * (cdf(x) + x * pdf(x)), or the derivative of the tanh form."""
     if approximate == "tanh":
         t = ops.tanh(_gelu_inner(x))
-        beta = math.sqrt(2.0 / math.pi)
-        inner = (ops.square(x) * (3.0 * 0.044715) + 1.0) * beta
+        inner = (ops.square(x) * (3.0 * 0.044715) + 1.0) * math.sqrt(2.0 / math.pi)
         steep = x * 0.5 * ((1.0 - ops.square(t)) * inner)
         return g * ((t + 1.0) * 0.5 + steep)
     cdf = (ops.erf(x * math.sqrt(0.5)) + 1.0) * 0.5
@@ -75,8 +74,7 @@ def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
 def hardswish_backward(g: Expr, x: Expr) -> Expr:
     """g * (x / 3 + 1/2) in the bend, 0 below it, g above it."""
     bend = g * (x / 3.0 + 0.5)
-    above = ops.where(x >= 3.0, g, bend)
-    return ops.where(x <= -3.0, 0.0, above)
+    return ops.where(x <= -3.0, 0.0, ops.where(x >= 3.0, g, bend))
 
 
 @elementwise("elu")

@@ -177,13 +177,12 @@ def _few_rows(b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], v
     row: Callable[[Index], tuple[Expr]] = lambda i: (checked(indices.at(i), rows),)
     number = lambda i: ((computed(0, rows),), row(i), index(flatten(i, indices.shape)))
     own = b.scatter("min", index(lookups), indices.shape, number, owners)
-    sums = b.temp((lookups + 1, over[-1]), F32)
 
     def place(i: Index) -> Update:
         at = own.at((computed(0, rows),), row(i[:-1]))
         return (computed(0, lookups + 1), i[-1]), (at,), ops.cast(value(i), F32)
 
-    total = b.scatter("add", const(0, F32), over, place, sums)
+    total = b.scatter("add", const(0, F32), over, place, b.temp((lookups + 1, over[-1]), F32))
 
     def found(i: Index) -> Expr:
         at = own.at(i[:1])

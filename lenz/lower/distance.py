@@ -56,15 +56,13 @@ def _slope(gap: Expr, far: Expr, dy: Expr, p: float, device: str) -> Expr:
     if p == 1:
         return dy * sign
     if p == math.inf and device == "cpu":
-        off = ops.minimum(ops.ceil(abs(size - far)), 1.0)
-        return dy * sign * (1.0 - off)
+        return dy * sign * (1.0 - ops.minimum(ops.ceil(abs(size - far)), 1.0))
     if p == math.inf:
         return ops.where(ops.eq(size, far), dy * sign, 0.0)
     if p == 2:
         slope = dy / far * gap  # one division for all coordinates
     else:
-        part = sign * _power(size, p - 1)
-        slope = part * dy / _power(far, p - 1)
+        slope = sign * _power(size, p - 1) * dy / _power(far, p - 1)
     still = ops.eq(far, 0.0)
     still = still | ops.eq(gap, 0.0) if p < 1 else still
     return ops.where(still, 0.0, slope)

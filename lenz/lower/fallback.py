@@ -44,8 +44,6 @@ def call_eager(
     """Add the call of the FX node to the graph; returns its result (Value, Sym, tuple)."""
     name = op_name(n.target)
     name = OWN.get(name, name)
-    if has(name, "library"):
-        reason = "library"
     single = not isinstance(val, (tuple, list))
     parts = (val,) if single else tuple(val)
     mutates, aliases = effects(n)
@@ -66,7 +64,7 @@ def call_eager(
         single=single,
         mutates=tuple(getattr(atom(a), "name", "") for a in mutates),
         aliases=tuple((i, getattr(atom(a), "name", "")) for i, a in aliases),
-        reason=reason,
+        reason="library" if has(name, "library") else reason,
         holds=has(name, "gives") or (name.partition(".")[0] not in KNOWN and name not in WAIT),
         waits=waited(b, given[0]) if name in WAIT else (),
         draws=drawn(n),
@@ -114,9 +112,8 @@ def waited(b: GraphBuilder, a: Atom) -> tuple[str, ...]:
 def move(b: GraphBuilder, x: Value, device: str) -> Value:
     """A contiguous copy of `x` on another device: a call of the runtime's `to_device`."""
     out = b.define(f"{x.name}_moved", TensorType(x.dtype, device, contiguous(x.shape)))
-    b.nodes.append(
-        Extern((out,), "lenz.to_device", (Ref(x.name), Named("device", device)), reason="library")
-    )
+    given = Ref(x.name), Named("device", device)
+    b.nodes.append(Extern((out,), "lenz.to_device", given, reason="library"))
     return Value(out)
 
 

@@ -100,8 +100,7 @@ def randint(
         raise Decline("a range of integers that may be empty or above 2^32")
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
-        found = below(*s, index(count)) + index(sym(low))
-        return ops.cast(found, compute_dtype(t))
+        return ops.cast(below(*s, index(count)) + index(sym(low)), compute_dtype(t))
 
     return _draw(b, generator, fn)
 
@@ -259,8 +258,7 @@ def multinomial(
         e = found.at(i)
         if p.device != "cpu":
             return keys.place(e)
-        none = ops.eq(keys.element(e), 0)
-        none = none & ops.eq(index(i[d]), 0)
+        none = ops.eq(keys.element(e), 0) & ops.eq(index(i[d]), 0)
         return ops.assert_not(none, keys.place(e), "assert_parameter")
 
     return b.map(place)

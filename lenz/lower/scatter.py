@@ -55,10 +55,9 @@ def update(b: GraphBuilder, mode: UpdateMode, x: Value, w: Writes, once: bool = 
 
     ready: Fn = lambda e: _wins(mode, ops.cast(e, F32 if half else x.dtype))
     wide = b.temp(x.shape, F32 if half else x.dtype)
+    entry = lambda i: (*place(i), ready(value(i)))
     found = b.map(lambda i: ready(x.at(i)), wide)
-    found = b.scatter(
-        mode, found, over, lambda i: (*place(i), ready(value(i))), wide if half else None
-    )
+    found = b.scatter(mode, found, over, entry, wide if half else None)
     return b.map(lambda i: ops.cast(found.at(i), x.dtype)) if half else found
 
 

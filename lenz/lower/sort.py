@@ -67,8 +67,7 @@ class Keys:
             order = ops.where(negative, -size, size)
             order = ops.where(size > self.infinity, self.top, order)
             sign = ops.where(negative, const(1 << self.mantissa, self.type), 0)
-            low = sign | (bits & ((1 << self.mantissa) - 1))
-            low = low >> self.lost
+            low = (sign | (bits & ((1 << self.mantissa) - 1))) >> self.lost
         if self.falls:
             order = ~order
         key = order << self.position

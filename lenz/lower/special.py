@@ -208,8 +208,7 @@ def zeta(x: Expr, q: Expr, device: str) -> Expr:
     # If all terms are 0, eager's last corrections may be infinity times 0: it has products of 23
     # factors from x on, in f32 on GPUs and in f64 on CPUs.
     most = 2.4e13 if device == "cpu" else 36.0
-    lost = ops.eq(ops.apply(op_named("pow"), q, -x), 0.0)
-    lost = lost & ((x > most) | (q > 3e38))
+    lost = ops.eq(ops.apply(op_named("pow"), q, -x), 0.0) & ((x > most) | (q > 3e38))
     found = ops.where(lost, math.nan, found)
     pole = (q <= 0.0) & ops.eq(q, ops.floor(q))
     found = ops.where(pole, math.inf, ops.where(below, mirrored, found))

@@ -59,8 +59,7 @@ def col2im(
     def at(i: Index) -> Expr:
         total: Expr = const(0, compute_dtype(x.dtype))
         for o, a, there in _takers(w, i[-2:]):
-            e = masked(there, columns.compute((*i[:-2], *a, *o)), const(0, total.dtype))
-            total = total + e
+            total = total + masked(there, columns.compute((*i[:-2], *a, *o)), const(0, total.dtype))
         return total
 
     return b.map(at)
