@@ -133,20 +133,18 @@ def _refused_call(s: ir.CallStep, facts: CaptureFacts) -> str:
     if not s.op.startswith("aten."):
         return f"{s.op} may do anything"
     op: Any = executor.resolve(s.op, direct=False)
-    if s.holds or s.waits:
-        return f"{s.op} is a collective"
-    if any(isinstance(o, Var) and o not in facts.known for o in s.outs):
-        return f"{s.op} returns numbers to the CPU"
-    if returns_argument(s):
-        return f"{s.op} returns an alias of its argument"
     named = [a for a in (*s.args, *(a for _, a in s.kwargs)) if isinstance(a, Named)]
-    if any(a.kind == "device" and a.value.startswith("cpu") for a in named):
-        return f"{s.op} works on the CPU"
-    if s.op == "aten._linalg_check_errors.default":
-        return f"{s.op} looks at values"
-    if torch.Tag.cudagraph_unsafe in op.tags:
-        return f"{s.op} is tagged as unsafe for CUDA graphs"
-    return f"{s.op} draws random numbers" if s.draws and not has(s.op, "replayed") else ""
+    numbers = [o for o in s.outs if isinstance(o, Var)]
+    whys = {
+        "is a collective": s.holds or s.waits,
+        "returns numbers to the CPU": any(o not in facts.known for o in numbers),
+        "returns an alias of its argument": returns_argument(s),
+        "works on the CPU": any(a.kind == "device" and a.value.startswith("cpu") for a in named),
+        "looks at values": s.op == "aten._linalg_check_errors.default",
+        "is tagged as unsafe for CUDA graphs": torch.Tag.cudagraph_unsafe in op.tags,
+        "draws random numbers": s.draws and not has(s.op, "replayed"),
+    }
+    return next((f"{s.op} {why}" for why, holds in whys.items() if holds), "")
 
 
 def _sizes(s: ir.Step) -> set[Var]:
