@@ -167,21 +167,19 @@ class _Builder:
     def inputs(self, g: graph.Graph) -> tuple[ir.Input | ir.SizeInput, ...]:
         """Arguments, and sizes that only tensor arguments determine."""
         made: list[ir.Input | ir.SizeInput] = []
-        bound = self.known
         multiples = [as_multiple(i) for i in g.inputs if isinstance(i, Sym)]
-        bound.update(dict.fromkeys(m[0] for m in multiples if m is not None))
+        self.known.update(dict.fromkeys(m[0] for m in multiples if m is not None))
         for i in g.inputs:
             if isinstance(i, Sym):
                 made.append(ir.SizeInput(i))
                 continue
             made.append(self.given.input(i, i.name in self.launched))
             self.defined[i.name] = None
-            layout = i.type.layout
-            for stride, parts in ((False, layout.shape), (True, layout.stride)):
+            for stride, parts in ((False, i.type.shape), (True, i.type.layout.stride)):
                 for dim, part in enumerate(parts):
                     scaled = as_multiple(part)
-                    if scaled is not None and scaled[0] not in bound:
-                        bound[scaled[0]] = None
+                    if scaled is not None and scaled[0] not in self.known:
+                        self.known[scaled[0]] = None
                         self.steps.append(ir.BindSize(scaled[0], i.name, dim, stride, scaled[1]))
         self.defined.update(dict.fromkeys(b.name for b in g.constants))
         return tuple(made)
@@ -308,9 +306,8 @@ class _Builder:
                 self.makers[o.name] = maker
                 self.bind_new_sizes(o)
                 if o.name in self.addressed and o.name not in self.late:
-                    self.steps.append(
-                        ir.Lay(o.name, o.type, maker, o.name in self.aligned_at_launch)
-                    )
+                    is_aligned = o.name in self.aligned_at_launch
+                    self.steps.append(ir.Lay(o.name, o.type, maker, is_aligned))
 
     def bind_new_sizes(self, out: Buffer) -> None:
         """Read data-dependent sizes (of nonzero, say) from the result."""

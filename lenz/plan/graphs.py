@@ -182,11 +182,8 @@ def _replay(
     own = dict.fromkeys(n for s in x.steps for n in ir.defined(s))
     taken = tuple(dict.fromkeys(n for s in x.steps for n in ir.used(s) if n not in own))
     fresh = tuple(n for n in own if n in writes)
-    kept = tuple(
-        n
-        for n in own
-        if n in used and n not in chain and n not in writes and roots.get(n, n) not in writes
-    )
+    outer = {*chain, *writes}  # the outer plan has these
+    kept = tuple(n for n in own if n in used and n not in outer and roots.get(n, n) not in writes)
     return Replay(name, x.steps, taken, fresh, kept, (), (), frozenset(), frozenset())
 
 

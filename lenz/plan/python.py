@@ -117,9 +117,8 @@ class _Writer:
         self.dtypes: dict[DType, str] = {}
         self.names = {c.name: c.name for c in p.constants}
         self.inputs = p.tensors
-        self.gpus = tuple(
-            dict.fromkeys(_gpu(s.device) for s in p.flat if isinstance(s, ir.Current))
-        )
+        current = [_gpu(s.device) for s in p.flat if isinstance(s, ir.Current)]
+        self.gpus = tuple(dict.fromkeys(current))
         self.current = self.gpus[0] if self.gpus else -1
         # Names used by the module itself; a buffer with such a name gets another.
         self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_", "watch"}
