@@ -70,9 +70,7 @@ def wider(x: Any) -> Any:
 
 def each_of(f: Callable[[Any], Any], x: Any) -> Any:
     """Apply `f` to the items of lists and tuples."""
-    if isinstance(x, (list, tuple)):
-        return type(x)(each_of(f, y) for y in x)
-    return f(x)
+    return type(x)(each_of(f, y) for y in x) if isinstance(x, (list, tuple)) else f(x)
 
 
 def leaves(x: Any) -> Iterator[Tensor]:
