@@ -109,6 +109,12 @@ lowering("randint.default", "randint.generator")(lambda b, *args, **kw: randint(
 lowering("randint_like.default")(lambda b, x, *args, **kw: randint(b, 0, *args, **kw))
 
 
+def _given(x: Operand, i: Index, dtype: DType, most: float | None = None) -> Expr:
+    """A `parameter` of a draw; a number has been checked before."""
+    e = element(x, i, dtype)
+    return parameter(e, x.device, most) if isinstance(x, Value) else e
+
+
 @lowering("normal")
 def normal(
     b: GraphBuilder, mean: Operand, std: Operand = 1.0, *_: Any, generator: Any = None, **__: Any
@@ -119,10 +125,7 @@ def normal(
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         z = ops.normal(*s, compute_dtype(t))
-        spread = element(std, i, t)
-        if isinstance(std, Value):
-            spread = parameter(spread, std.device)
-        return z * spread + element(mean, i, t)
+        return z * _given(std, i, t) + element(mean, i, t)
 
     return _draw(b, generator, fn)
 
@@ -220,17 +223,12 @@ def bernoulli(b: GraphBuilder, p: Operand, generator: Any = None) -> Value:
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
         wide = compute_dtype(p.dtype) if isinstance(p, Value) else F32
-        chance = element(p, i, wide)
-        if isinstance(p, Value):
-            chance = parameter(chance, p.device, 1)
-        return ops.cast(ops.uniform(*s, wide) < chance, compute_dtype(t))
+        return ops.cast(ops.uniform(*s, wide) < _given(p, i, wide, 1), compute_dtype(t))
 
     return _draw(b, generator, fn)
 
 
-lowering("bernoulli.p", "bernoulli.Tensor")(
-    lambda b, x, p=0.5, generator=None: bernoulli(b, p, generator)
-)
+lowering("bernoulli.p", "bernoulli.Tensor")(lambda b, x, p=0.5, **kw: bernoulli(b, p, **kw))
 
 
 @lowering("multinomial")

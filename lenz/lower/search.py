@@ -65,9 +65,7 @@ def searchsorted(
     return b.map(fn)
 
 
-lowering("bucketize")(
-    lambda b, x, edges, out_int32=False, right=False: searchsorted(b, edges, x, right=right)
-)
+lowering("bucketize")(lambda b, x, edges, **how: searchsorted(b, edges, x, **how))
 
 
 @lowering("histc")
