@@ -26,9 +26,8 @@ def quotient(x: Expr, y: Expr, by: Operand, device: str) -> Expr:
     shows the difference, as in 8-bit floats: x / 448 may be a tie there.
     """
     of_tensor = isinstance(by, Value) and not by.is_number
-    if of_tensor or device == "cpu" or not x.dtype.is_float:
-        return x / y
-    return x * (1.0 / y)
+    is_exact = of_tensor or device == "cpu" or not x.dtype.is_float
+    return x / y if is_exact else x * (1.0 / y)
 
 
 @lowering("div", "divide")
@@ -82,12 +81,11 @@ def round_(b: GraphBuilder, x: Value, decimals: int = 0) -> Value:
         return b.map(lambda i: ops.round(x.compute(i)))
     ten = const(10.0 ** abs(decimals), compute_dtype(x.dtype))
 
-    def fn(e: Expr) -> Expr:
-        if decimals > 0:
-            return ops.round(e * ten) / ten
-        return ops.round(e / ten) * ten
+    def fn(i: Index) -> Expr:
+        e = x.compute(i)
+        return ops.round(e * ten) / ten if decimals > 0 else ops.round(e / ten) * ten
 
-    return b.map(lambda i: fn(x.compute(i)))
+    return b.map(fn)
 
 
 @lowering("clamp", "clip")

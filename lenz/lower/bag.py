@@ -71,7 +71,6 @@ def embedding_bag(
     size = _bag_size(b, offsets, count, bags)
     if size is None or size is ZERO or (mode == MAX and padding_idx >= 0):
         raise Decline("bags of several sizes, which eager sums faster")
-    dim = b.result.shape[1]
 
     def counts(bag: Sym, k: Sym) -> Expr:
         return ops.ne(ops.cast(indices.at((bag * size + k,)), I64), padding_idx)
@@ -92,7 +91,7 @@ def embedding_bag(
     out = _bags(b, mode, size, term, sizes if padding_idx >= 0 else None)
     best = None
     if mode == MAX:
-        where = b.temp((bags, dim), I64)
+        where = b.temp((bags, b.result.shape[1]), I64)
         first = b.reduce("argmax", where.shape, (size,), term, None, where, "first")
 
         def best(i: Index) -> Expr:
@@ -172,11 +171,9 @@ def _few_rows(b: GraphBuilder, indices: Value, rows: Sym, over: Sequence[Sym], v
     lookup have the owner past the last one.
     """
     lookups = product(indices.shape)
-    owners = b.temp((rows,), I64)
-
     row: Callable[[Index], tuple[Expr]] = lambda i: (checked(indices.at(i), rows),)
     number = lambda i: ((computed(0, rows),), row(i), index(flatten(i, indices.shape)))
-    own = b.scatter("min", index(lookups), indices.shape, number, owners)
+    own = b.scatter("min", index(lookups), indices.shape, number, b.temp((rows,), I64))
 
     def place(i: Index) -> Update:
         at = own.at((computed(0, rows),), row(i[:-1]))

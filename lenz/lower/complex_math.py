@@ -136,9 +136,7 @@ def power(x: Pair, y: Pair) -> Pair:
     c, d = map(ops.value_of, y)
     if d == 0 and c == 0:
         return const(1.0, x[0].dtype), const(0.0, x[0].dtype)
-    if d == 0 and c in forms:
-        return forms[c](x)
-    return exp(_product(y, log(x)))
+    return forms[c](x) if d == 0 and c in forms else exp(_product(y, log(x)))
 
 
 def _product(x: Pair, y: Pair) -> Pair:

@@ -119,9 +119,8 @@ def pdist(b: GraphBuilder, x: Value, p: float = 2) -> Value:
     high = b.map(second, b.temp((pairs,), I64))
 
     def gap(i: Index, r: Index) -> Expr:
-        e, f = (
-            x.compute((computed(0, rows), r[0]), (checked(v.at(i), rows),)) for v in (low, high)
-        )
+        place = (computed(0, rows), r[0])
+        e, f = (x.compute(place, (checked(v.at(i), rows),)) for v in (low, high))
         return abs(e - f)
 
     return _norm(b, x.shape[1], p, gap, drops=x.device != "cpu")

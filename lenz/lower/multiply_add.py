@@ -23,9 +23,7 @@ def product_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:
         return x + factor * y * z
     if ops.is_value(factor, 1):
         return ops.fma(y, z, x)
-    if device == "cpu":
-        return ops.fma(factor * y, z, x)
-    return ops.fma(factor, y * z, x)
+    return ops.fma(factor * y, z, x) if device == "cpu" else ops.fma(factor, y * z, x)
 
 
 def quotient_added(xyz: Sequence[Expr], factor: Expr, device: str) -> Expr:

@@ -293,10 +293,8 @@ class BatchNorm:
         def moved(old: Value, new: At, position: int, name: str) -> Value:
             return b.map(lambda i: mixed(old.compute(i), new(i)), b.kind(position), name)
 
-        return (
-            moved(mean, stats.mean.at, first, "running_mean"),
-            moved(var, unbiased, first + 1, "running_var"),
-        )
+        new_mean = moved(mean, stats.mean.at, first, "running_mean")
+        return new_mean, moved(var, unbiased, first + 1, "running_var")
 
 
 def invstd_of(b: GraphBuilder, var: Value, eps: float, type: TensorType) -> Value:

@@ -329,9 +329,8 @@ def flip(b: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
         return scanned
 
     def fn(i: Index) -> Index:
-        return tuple(
-            n - 1 - v if d in turned else v for d, (v, n) in enumerate(zip(i, x.shape, strict=True))
-        )
+        rows = enumerate(zip(i, x.shape, strict=True))
+        return tuple(n - 1 - v if d in turned else v for d, (v, n) in rows)
 
     return b.map(lambda i: x.at(fn(i)))
 
