@@ -72,8 +72,7 @@ class Complex:
     @cached_property
     def pair(self) -> Value:
         """The same memory as real numbers, with a last dimension of 2."""
-        layout = interleaved(self.type.layout)
-        type = replace(self.type, dtype=PARTS[self.dtype], layout=layout)
+        type = replace(self.type, dtype=PARTS[self.dtype], layout=interleaved(self.type.layout))
         if self.memory is not None:
             return alias(self.b, "lenz.view_as_real", self.memory, type)
         re, im = self.parts

@@ -185,8 +185,7 @@ def native_batch_norm_backward(
         e = dy(i)
         if train and dbias is not None and dweight is not None:
             c, n = s.row(i), count(s.over, acc)
-            e = e - dbias.at(c) / n
-            e = e - xhat(i) * (dweight.at(c) / n)
+            e = e - dbias.at(c) / n - xhat(i) * (dweight.at(c) / n)
         return e * scaled(scale(i), weight, None, (i[1],))
 
     def result(v: Value | None, position: int) -> Value | None:

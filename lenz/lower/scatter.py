@@ -214,8 +214,7 @@ def index_add(
     # Eager runs these as a scatter, which raises another error.
     is_scatter = alpha == 1 and index.dtype is I64 and x.rank > 1 and d in (0, x.rank - 1)
     fault = "assert_in_bounds" if is_scatter else "assert_in_range"
-    slices = _slices(x, dim, index, value, fault=fault)
-    return update(b, "add", x, slices, once=is_scatter)
+    return update(b, "add", x, _slices(x, dim, index, value, fault=fault), once=is_scatter)
 
 
 @lowering("index_copy", any_dtype=True)
@@ -274,9 +273,8 @@ def masked_scatter(b: GraphBuilder, x: Value, mask: Value, source: Value) -> Val
     number = b.scan("sum", 0, lambda i: ops.cast(holds(unflatten(i[0], shape)), I64), row)
 
     def fn(i: Index) -> Expr:
-        at = number.at((flatten(i, shape),)) - 1
+        at = checked(number.at((flatten(i, shape),)) - 1, total, fault="assert_in_bounds")
         where = unflatten(computed(0, total), source.shape)
-        at = checked(at, total, fault="assert_in_bounds")
         taken = source.at(where, (at,))
         return masked(holds(i), taken, x.at(broadcast(x, i)))
 

@@ -103,9 +103,8 @@ def histc(
         inside = (e >= low) & (e <= high)
         part = (e - low) * bins / (high - low)
         part = ops.where(inside, part, 0)
-        at = ops.minimum(ops.cast(part, I64), bins - 1)
         # Elements outside are counted past the last bin.
-        at = ops.where(inside, at, bins)
+        at = ops.where(inside, ops.minimum(ops.cast(part, I64), bins - 1), bins)
         return (computed(0, size),), (checked(at, size, fault="assert_finite"),), const(1, I64)
 
     counts = b.scatter("add", const(0, I64), x.shape, count, b.temp((size,), I64))

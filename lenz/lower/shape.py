@@ -256,8 +256,7 @@ def diagonal_scatter(
 
     def fn(i: Index) -> Expr:
         k = i[p] - down
-        on = ops.eq(index(k), index(i[q] - right))
-        cond = on & (at_or_above(k, ZERO) & below(k, count))
+        cond = ops.eq(index(k), index(i[q] - right)) & (at_or_above(k, ZERO) & below(k, count))
         rest = tuple(v for d, v in enumerate(i) if d not in (p, q))
         return guarded(cond, exact(src, (*rest, k), t), _base(b, x, i))
 

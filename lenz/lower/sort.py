@@ -85,8 +85,7 @@ class Keys:
             return ops.cast(order, self.dtype)
         low = key & ((1 << self.rest) - 1)
         if self.lost:
-            again = (key & 1) * ((1 << self.lost) - 1)
-            low = (low << self.lost) | again
+            low = (low << self.lost) | ((key & 1) * ((1 << self.lost) - 1))
         is_nan = ops.eq(order, self.top)
         sign = low > ((1 << self.mantissa) - 1)
         below = order < 0
@@ -280,8 +279,7 @@ def _middle(
         count, n = nans.at(i), index(size, I64)
         if skip_nan:
             return ops.maximum((n - count - 1) >> 1, 0)
-        middle = index((size - 1) // 2, I64)
-        return ops.where(count > 0, n - count, middle)
+        return ops.where(count > 0, n - count, index((size - 1) // 2, I64))
 
     return _at(b, sorted, d, keepdim, place)
 
@@ -330,8 +328,7 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
         def rank(i: Index) -> Expr:
             """The length of the run up to here, followed by the distance from the end."""
             place = index(i[d], I64)
-            length = (place - starts.at(i)) << keys.position
-            return length | (size - place)
+            return ((place - starts.at(i)) << keys.position) | (size - place)
 
         best = reduce_over(b, "max", s, True, rank, None, b.temp(s.padded, I64))
         mask = const((1 << keys.position) - 1, I64)

@@ -130,8 +130,7 @@ def digamma(x: Expr) -> Expr:
     tail = const(0.0, x.dtype)
     for k in reversed(range(terms)):
         tail = square * (tail + BERNOULLI[k] / (2 * k + 2))
-    found = ops.log(w) - 0.5 / w - tail
-    found = found - ops.reciprocal(y)  # keeps the sign of a zero
+    found = ops.log(w) - 0.5 / w - tail - ops.reciprocal(y)  # the last keeps the sign of a zero
     for k in range(1, steps):
         found = found - ops.reciprocal(y + float(k))
     cot, pole = _cotangent(x)
@@ -316,8 +315,7 @@ def airy_ai(x: Expr) -> Expr:
     root = ops.sqrt(a)
     z = a * root * (2 / 3)
     u, size = ops.reciprocal(z), ops.rsqrt(ops.sqrt(a))
-    high = ops.exp(-z) * series(AI_HIGH, u, 0.0, AI_END)
-    high = high * (0.5 / math.sqrt(math.pi)) * size
+    high = ops.exp(-z) * series(AI_HIGH, u, 0.0, AI_END) * (0.5 / math.sqrt(math.pi)) * size
     square = ops.square(u)
     f = series(AI_SIN, square, 0.0, AI_END**2)
     g = series(AI_COS, square, 0.0, AI_END**2) * u

@@ -260,8 +260,7 @@ def _refuse_gaps(b: GraphBuilder, x: Value, of: Layout, offset: Size | None) -> 
 
     A loop of this graph makes a tensor with the view's strides, and nothing in its gaps.
     """
-    root = roots_of(b.nodes).get(x.name, x.name)
-    made = maker(b, root)
+    made = maker(b, roots_of(b.nodes).get(x.name, x.name))
     if not isinstance(made, LOOPS):
         return
     own = made.out.type.layout

@@ -123,8 +123,7 @@ class Adaptive(Windows):
     @property
     def area(self) -> int:
         """Elements of the largest window; too many to unroll if sizes are unknown."""
-        known = all(isinstance(k, Int) for k in self.widths)
-        return math.prod(self.kernel) if known else UNKNOWN
+        return math.prod(self.kernel) if all(isinstance(k, Int) for k in self.widths) else UNKNOWN
 
     @property
     def over(self) -> tuple[Sym, ...]:
