@@ -76,17 +76,14 @@ elementwise("prims.fma", tensors=3)(
 )
 
 
-def lerp_of(start: Expr, end: Expr, weight: Expr) -> Expr:
-    """start + weight * (end - start) from the nearer end; one product is added exactly."""
-    span = end - start
-    low = ops.fma(weight, span, start)
-    return ops.where(abs(weight) < 0.5, low, ops.fma(span, weight - 1.0, end))
-
-
 @lowering("lerp")
 def lerp(b: GraphBuilder, x: Value, end: Value, weight: Operand) -> Value:
-    """The point between x and end."""
+    """x + weight * (end - x), from the nearer of both; one product is added exactly."""
     t = b.result.dtype
-    return b.map(
-        lambda i: lerp_of(element(x, i, t), element(end, i, t), element(weight, i, t, kept=True))
-    )
+
+    def fn(i: Index) -> Expr:
+        low, high, w = element(x, i, t), element(end, i, t), element(weight, i, t, kept=True)
+        span = high - low
+        return ops.where(abs(w) < 0.5, ops.fma(w, span, low), ops.fma(span, w - 1.0, high))
+
+    return b.map(fn)

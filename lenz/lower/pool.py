@@ -136,8 +136,7 @@ def _along(b: GraphBuilder, dy: Value, w: Adaptive, d: int, dim: int) -> Value:
 
     layout = b.result.layout.packed((*dy.shape[:dim], w.sizes[d], *dy.shape[dim + 1 :]))
     wide = replace(b.temp((), compute_dtype(dy.dtype)), layout=layout) if d else b.result
-    at: At = lambda i: _total((e, share(i, o)) for o, e in w.holders_along(d, i[dim]))
-    return b.map(at, wide)
+    return b.map(lambda i: _total((e, share(i, o)) for o, e in w.holders_along(d, i[dim])), wide)
 
 
 def max_pool(b: GraphBuilder, x: Value, w: Windows) -> tuple[Value, Value]:
@@ -209,8 +208,7 @@ def _unpooled(
     flat = b.temp((*x.shape[:lead], count), wide)
     kept = b.result.layout
     if wide is b.result.dtype:  # contiguous pooled dimensions are one
-        stride = (*kept.stride[:lead], kept.stride[-1])
-        flat = replace(flat, layout=Layout(flat.shape, stride))
+        flat = replace(flat, layout=Layout(flat.shape, (*kept.stride[:lead], kept.stride[-1])))
 
     def update(i: Index) -> Update:
         at = checked(indices.at(i), count, fault="assert_in_bounds")
