@@ -255,12 +255,11 @@ def _vectorcall(f: Frame, of: str, given: list[tuple[str, bool]], count: int, na
 
 def _bind(f: Frame, o: str | Sym | None, item: str) -> None:
     """Name a result, which is owned."""
-    if isinstance(o, str):
-        f.new(o, item)
-        return
     if isinstance(o, Var):
         f.bind(o, f.out.let(f"call i64 @whole(ptr {item})"))
-    if isinstance(o, Var) and f"%{o.name}" not in f.buffers:
+    if isinstance(o, str):
+        f.new(o, item)
+    elif isinstance(o, Var) and f"%{o.name}" not in f.buffers:
         f.new(f"%{o.name}", item)  # it may be a float, as an argument of calls
     else:  # nobody reads it, or another call has returned the same size
         f.out.put(f"call void @Py_DecRef(ptr {item})")

@@ -139,11 +139,10 @@ class Frame:
 
     def bind(self, var: Var, number: str) -> None:
         """Name the value of a size, and keep it for messages. It may be an argument twice."""
-        if var in self.sizes:
-            return
-        at = self.out.let(f"getelementptr i64, ptr %n, i64 {len(self.sizes)}")
-        self.out.put(f"store i64 {number}, ptr {at}")
-        self.sizes[var] = number
+        if var not in self.sizes:
+            at = self.out.let(f"getelementptr i64, ptr %n, i64 {len(self.sizes)}")
+            self.out.put(f"store i64 {number}, ptr {at}")
+            self.sizes[var] = number
 
     def number(self, s: Sym) -> str:
         """The value of a size."""

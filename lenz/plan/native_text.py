@@ -127,27 +127,23 @@ class Lines:
         """The address of an array of numbers or pointers."""
         if not items:
             return "null"
-        key = (type, *items)
-        if key in self._arrays:
-            return self._arrays[key]
-        kind = f"[{len(items)} x {type}]"
+        kind, key = f"[{len(items)} x {type}]", (type, *items)
         if all(x[0] != "%" for x in items):
-            name = f"@n{len(self.globals)}"
-            inner = ", ".join(f"{type} {x}" for x in items)
-            self.globals.append(f"{name} = internal constant {kind} [{inner}]")
-            self._arrays[key] = name
-            return name
-        name = f"%a{len(self.scratch)}"
-        self.scratch.append(f"  {name} = alloca {kind}")
+            if key not in self._arrays:
+                self._arrays[key] = f"@n{len(self.globals)}"
+                inner = ", ".join(f"{type} {x}" for x in items)
+                self.globals.append(f"{self._arrays[key]} = internal constant {kind} [{inner}]")
+            return self._arrays[key]
+        name = self.cell(kind)
         for k, x in enumerate(items):
             at = self.let(f"getelementptr {type}, ptr {name}, i64 {k}")
             self.put(f"store {type} {x}, ptr {at}")
         return name
 
-    def cell(self) -> str:
-        """The address of a new integer."""
+    def cell(self, kind: str = "i64") -> str:
+        """The address of new memory for an integer, or for a value of another type."""
         name = f"%a{len(self.scratch)}"
-        self.scratch.append(f"  {name} = alloca i64")
+        self.scratch.append(f"  {name} = alloca {kind}")
         return name
 
     def declare(self, name: str, line: str) -> None:
