@@ -28,13 +28,12 @@ def with_bodies(p: FxProgram, compile_fx: CompileFX, native: frozenset[str]) -> 
     """
     made: dict[str, Any] = {}
     for name, body in p.modules.items():
-        if not isinstance(body, GraphModule) or not _is_called(p.gm, name):
-            continue
-        own = GraphModule(body, copy.deepcopy(body.graph))
-        inner = build(own, [], "body", f"{p.name}.{name}", frozenset(), "", native)
-        if not inner.mutated:
-            run = compile_fx(with_bodies(inner, compile_fx, native))
-            made[name] = _unboxed(run, isinstance(own.graph.output_node().args[0], Node))
+        if isinstance(body, GraphModule) and _is_called(p.gm, name):
+            own = GraphModule(body, copy.deepcopy(body.graph))
+            inner = build(own, [], "body", f"{p.name}.{name}", frozenset(), "", native)
+            if not inner.mutated:
+                run = compile_fx(with_bodies(inner, compile_fx, native))
+                made[name] = _unboxed(run, isinstance(own.graph.output_node().args[0], Node))
     return replace(p, modules={**p.modules, **made})
 
 

@@ -43,10 +43,9 @@ def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callab
         name = str(op)  # "aten.gelu.default"
         packet = name.rsplit(".", 1)[0]
         is_kept = op not in core and not has(name, "parts")
-        if is_kept or name in native or packet in native or has(name, "library"):
-            continue
-        laid = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
-        table[op] = kept_whole(packet, scaled_as_in_eager(op, laid))
+        if not (is_kept or name in native or packet in native or has(name, "library")):
+            laid = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
+            table[op] = kept_whole(packet, scaled_as_in_eager(op, laid))
     table |= CELLS
     table[torch.ops.aten.convolution.default] = convolution
     table[torch.ops.aten.convolution_backward.default] = convolution_backward

@@ -69,8 +69,7 @@ def shorten(graph: Graph, n: Node, limit: int, backward: set[Node]) -> None:
             again = call(aten.add.Tensor, again, base)
         else:
             dtype = torch.int16 if limit <= 2**15 else torch.int32
-            again = call(aten._to_copy.default, n, dtype=dtype)
-            again = call(aten._to_copy.default, again, dtype=torch.int64)
+            again = converted(call, converted(call, n, dtype), torch.int64)
     for u in readers:
         u.replace_input_with(n, again)
 

@@ -96,8 +96,7 @@ def _described(v: Any) -> Any:
         return v
     if type(v) is not FakeTensor or v.layout is not torch.strided:
         raise TypeError(f"an argument is a {type(v).__name__} of layout {v.layout}")
-    size, stride = tuple(v.shape), v.stride()
-    return size, stride, v.storage_offset(), v.dtype, v.device, v.requires_grad
+    return tuple(v.shape), v.stride(), v.storage_offset(), v.dtype, v.device, v.requires_grad
 
 
 def _made(

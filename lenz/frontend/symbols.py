@@ -77,13 +77,12 @@ class SymbolMap:
             return Int(value)
         if not isinstance(value, torch.SymInt):
             return self._expr(value)
-        node = value.node
-        if not hasattr(node, "expr"):  # a constant or a nested int
+        if not hasattr(value.node, "expr"):  # a constant or a nested int
             constant = value.node.maybe_as_int()
             if constant is None:
                 raise Unsupported(f"the size {value} is not an integer expression")
             return Int(constant)
-        return self._expr(node.expr)
+        return self._expr(value.node.expr)
 
     def syms(self, values: Iterable[int | torch.SymInt]) -> tuple[Sym, ...]:
         """Return a shape or strides as a tuple of Sym."""
@@ -141,10 +140,9 @@ class SymbolMap:
 
     def _expr(self, e: Any) -> Sym:
         """Rebuild a sympy expression as a Sym."""
-        found = self._memo.get(e)
-        if found is None:
-            found = self._memo[e] = self._rebuild(e)
-        return found
+        if e not in self._memo:
+            self._memo[e] = self._rebuild(e)
+        return self._memo[e]
 
     def _rebuild(self, e: Any) -> Sym:
         if e.is_Integer:
