@@ -223,9 +223,9 @@ class GraphBuilder:
             return self.map(lambda i: x.at(fn(i)), type)
         # Indices do not determine the strides of size-1 dimensions or of empty tensors; torch does.
         told = zip(layout.stride, type.layout.stride, type.shape, strict=True)
-        is_empty = ZERO in type.shape
+        some = ZERO not in type.shape
         stride = tuple(
-            t if n is ONE or is_empty or positive(t, sizes) is s else s for s, t, n in told
+            s if some and n is not ONE and positive(t, sizes) is not s else t for s, t, n in told
         )
         out = self.define(self._hint, replace(type, layout=replace(layout, stride=stride)))
         return _added(self, ir.View(out, x.name, axes, where, detached))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, TypeAlias
 
-from lenz.sym.expr import ONE, Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, children, sum_of, sym
+from lenz.sym.expr import ONE, Add, FloorDiv, Int, Max, Min, Mod, Mul, Sym, Var, children, sum_of
 from lenz.sym.extremum import maximum, minimum
 
 Pick: TypeAlias = Callable[[Any, Any], Any]
@@ -55,10 +55,11 @@ def evaluate_with(e: Sym, known: dict[Any, Any], low: Pick, high: Pick) -> Any:
 
 
 def positive(e: Sym, sizes: Iterable[Sym]) -> Sym:
-    """e for sizes that are none of them 0: max(1, n) is n."""
+    """e for sizes of which none is 0: max(1, n) is n."""
     known: dict[Sym, Sym] = {v: v for v in e.free_vars}
     known |= {maximum(ONE, n): n for n in sizes}
-    return sym(evaluate_with(e, known, minimum, maximum))
+    found: Sym = e if type(e) is Int else evaluate_with(e, known, minimum, maximum)
+    return found
 
 
 def substitute(e: Sym, mapping: Mapping[Var, Sym]) -> Sym:
