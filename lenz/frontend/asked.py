@@ -111,7 +111,7 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
         # Not traced by Dynamo in this process; or a list, which capture flattens.
         if "example_value" not in n.meta or isinstance(real, (list, tuple, dict)):
             raise Untold
-        kind = type(real).__name__
+        fake, kind = n.meta["example_value"], type(real).__name__
         if isinstance(real, torch.Tensor):
             if type(real) not in PLAIN or real.layout is not torch.strided:
                 raise Untold
@@ -119,8 +119,10 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
             if key in seen:
                 raise Untold
             seen.add(key)
+            if _numbers(fake) != _numbers(real):  # traced writes may resize or stride it anew
+                raise Untold
             kind += f" {real.is_leaf:d}{real.is_inference():d}"
-        fake, source = n.meta["example_value"], getattr(n, "_dynamo_source", None)
+        source = getattr(n, "_dynamo_source", None)
         static = n.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
         yield f"{n.name} {getattr(source, 'name', source)!r} {static} {kind} {text.value(fake)}"
     if env is not None:
@@ -128,6 +130,12 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
             raise Untold
         yield from texts_of(env.guards)
         yield from about(SymbolMap(env), [text.symbols[name] for name in sorted(text.symbols)])
+
+
+def _numbers(t: torch.Tensor) -> list[Any]:
+    """Return the type, sizes, strides and offset of a tensor, real or fake, as known numbers."""
+    layout = (*t.shape, *t.stride(), t.storage_offset())
+    return [t.dtype, *(s if isinstance(s, int) else s.node.hint for s in layout)]
 
 
 def _calls(gm: GraphModule) -> Iterator[str]:

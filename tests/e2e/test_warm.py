@@ -342,6 +342,27 @@ def test_what_has_no_text_is_traced(folder: str, traced: list[int]) -> None:
     assert counts == [1, 2, 3, 4, 5, 6]
 
 
+def put(x: Tensor, to: Tensor) -> Tensor:
+    x.data = to
+    return x + 1
+
+
+def test_arguments_that_tracing_resizes_are_themselves(folder: str) -> None:
+    """Torch's fake `sort(out=...)` makes its results dense, and `.data =` gives another size."""
+
+    def sort(x: Tensor, values: Tensor, places: Tensor) -> Any:
+        return torch.sort(x, out=(values, places))
+
+    def sorts(step: int) -> tuple[Tensor, ...]:
+        return randn(8), torch.zeros(8 * step)[::step], torch.zeros(8 * step).long()[::step]
+
+    for step in (2, 1, 2):
+        args = sorts(step)
+        same(fresh(sort, folder)(*args), sort(*args))
+    for n in (3, 5, 3):
+        same(fresh(put, folder)(torch.zeros(n), torch.arange(4.0)), torch.arange(4.0) + 1)
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Starts of the CPU's compiler, which stands in for the compile server of GPUs."""
