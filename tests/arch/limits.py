@@ -13,23 +13,23 @@ CLASS_METHODS = 15
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
     ".": 2_707,
-    "artifact": 800,
-    "commands": 849,
-    "debug": 1_558,
+    "artifact": 796,
+    "commands": 847,
+    "debug": 1_543,
     "first_calls": 318,
-    "frontend": 4_312,
+    "frontend": 4_305,
     "ir": 4_154,
-    "lower": 5_522,
+    "lower": 5_449,
     "machine": 5_842,
     "ops": 2_006,
     "opt": 1_660,
-    "page": 446,
-    "plan": 2_139,
-    "runtime": 821,
+    "page": 442,
+    "plan": 2_099,
+    "runtime": 811,
     "schedule": 1_650,
-    "sym": 1_080,
+    "sym": 1_085,
 }
-TOTAL_CODE_LINES = 35_864
+TOTAL_CODE_LINES = 35_714
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
