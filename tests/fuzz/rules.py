@@ -236,6 +236,8 @@ TABLES: dict[str, tuple[int, str]] = {
         p {x}.movedim(0, -1)
         p {x1}.repeat(*[2] * {x1}.dim())
         p {x1}.tile(2)
+        p {x1}.unsqueeze(-1).repeat(*[1] * {x1}.dim(), {c} * {c})
+        p {x1}.new_ones({n}, {c} * {c})
         p {x1}.repeat_interleave(2, {d})
         p {x3}.permute(2, 0, 1)
         p {X4}.contiguous(memory_format=torch.channels_last)
