@@ -71,7 +71,6 @@ class Runner:
         loss.backward()
         grads = [p.grad for p in self.parameters if p.grad is not None]
         self.optimizer.zero_grad(set_to_none=True)
-        self.optimizer.zero_grad(set_to_none=True)
         losses = [loss.detach()]
         for k in range(1, DRAWS):
             inputs = [torch.empty_like(i).copy_(i.roll(k, -1)) for i in self.example.inputs]

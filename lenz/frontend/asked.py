@@ -119,7 +119,8 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
             if key in seen:
                 raise Untold
             seen.add(key)
-            if _numbers(fake) != _numbers(real):  # traced writes may resize or stride it anew
+            # Writes that were traced may have given it other sizes and strides.
+            if not isinstance(fake, torch.Tensor) or _numbers(fake) != _numbers(real):
                 raise Untold
             kind += f" {real.is_leaf:d}{real.is_inference():d}"
         source = getattr(n, "_dynamo_source", None)
