@@ -212,10 +212,10 @@ def elementwise(
 def viewed(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...] | None:
     """The strides of a tensor viewed in another shape, as in ATen's `computeStride`.
 
-    None if symbols leave them open, or there are no elements.
+    None if symbols leave them open, or there are no elements and the shape is another one.
     """
     if not old or any(is_same_size(n, 0) for n in old):
-        return None
+        return tuple(stride) if are_same(old, new) else None
     found, at, base, size, seen = [1] * len(new), len(new) - 1, stride[-1], 1, 1
     try:
         for d in reversed(range(len(old))):

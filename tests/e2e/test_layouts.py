@@ -271,6 +271,17 @@ def test_a_part_is_written_into_an_expanded_tensor(
     agree(f, lambda: [x])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_without_elements_of_the_same_shape_has_the_same_strides(dynamic: bool) -> None:
+    def f(n: int) -> list[Tensor]:
+        x, y = torch.ones(6, 7)[:, :n].contiguous(), torch.ones(2, n).exp()
+        return [x, x.reshape(6, -1), y.t().reshape(n, 2), y.view(n, 2)]
+
+    torch._dynamo.reset()
+    got, want = torch.compile(f, backend="lenz", dynamic=dynamic)(0), f(0)
+    assert [t.stride() for t in got] == [t.stride() for t in want]
+
+
 def test_an_empty_diagonal_begins_where_its_matrix_does() -> None:
     def f(x: Tensor) -> Tensor:
         return x.diagonal(-3).as_strided((2,), (1,))
