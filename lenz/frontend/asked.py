@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from lenz.frontend.guards import ask_again, is_backed, texts_of, told_since
 from lenz.frontend.identity import PLAIN, IdentityText, Untold
 from lenz.frontend.symbols import SymbolMap, about
+from lenz.frontend.values import hint_of, storage_of
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -106,7 +107,7 @@ def _state() -> Iterator[str]:
 
 def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> Iterator[str]:
     holes, text = gm.graph.find_nodes(op="placeholder"), IdentityText()
-    seen: set[int] = set()
+    seen: set[int | None] = set()
     for n, real in zip(holes, inputs, strict=True):
         # Not traced by Dynamo in this process; or a list, which capture flattens.
         if "example_value" not in n.meta or isinstance(real, (list, tuple, dict)):
@@ -115,10 +116,9 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
         if isinstance(real, torch.Tensor):
             if type(real) not in PLAIN or real.layout is not torch.strided:
                 raise Untold
-            key = real.untyped_storage()._cdata
-            if key in seen:
+            if storage_of(real) in seen:
                 raise Untold
-            seen.add(key)
+            seen.add(storage_of(real))
             # Writes that were traced may have given it other sizes and strides.
             if not isinstance(fake, torch.Tensor) or _numbers(fake) != _numbers(real):
                 raise Untold
@@ -135,8 +135,7 @@ def _arguments(gm: GraphModule, inputs: Sequence[Any], env: ShapeEnv | None) -> 
 
 def _numbers(t: torch.Tensor) -> list[Any]:
     """Return the type, sizes, strides and offset of a tensor, real or fake, as known numbers."""
-    layout = (*t.shape, *t.stride(), t.storage_offset())
-    return [t.dtype, *(s if isinstance(s, int) else s.node.hint for s in layout)]
+    return [t.dtype, *map(hint_of, (*t.shape, *t.stride(), t.storage_offset()))]
 
 
 def _calls(gm: GraphModule) -> Iterator[str]:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.node import map_arg
 from torch.utils import _pytree
 
-from lenz.frontend.values import HALVES
+from lenz.frontend.values import HALVES, hint_of
 
 Refusal: TypeAlias = Callable[..., bool]  # takes the (fake) arguments of a call
 
@@ -71,7 +71,7 @@ def _sizes(t: Tensor) -> list[Any]:
 
 def _bare(t: Tensor) -> Tensor:
     """A tensor with this call's sizes, so that questions about it add no guards."""
-    sizes = map(_hint, t.shape)
+    sizes = map(hint_of, t.shape)
     return torch.empty([1 if n is None else n for n in sizes], dtype=t.dtype, device="meta")
 
 
@@ -137,7 +137,6 @@ def _narrows(x: Tensor, *args: Any, **_: Any) -> bool:
     return any(torch.promote_types(x.dtype, t.dtype) is not x.dtype for t in _tensors(args[-1:]))
 
 
-_hint: Callable[[Any], Any] = lambda n: n.node.hint if isinstance(n, torch.SymInt) else n
 _expr: Callable[[Any], Any] = lambda n: n.node.expr if isinstance(n, torch.SymInt) else n
 mixed: Refusal = lambda *args, **kwargs: len({t.dtype for t in _tensors(args, kwargs)}) > 1
 foreign: Refusal = lambda x, *args, **_: _tensors(args)[-1].dtype is not x.dtype
@@ -192,7 +191,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("logaddexp logaddexp2", lambda x, y: {x.dtype, y.dtype} <= {*BOOL, *INTS}),
     ("round", lambda *a, decimals=None: decimals is not None and of(*INTS)(*a)),
     (UPSAMPLED, of(*BOOL, *INTS[1:], torch.complex64, torch.complex128)),
-    (UPSAMPLED, lambda x, sizes, *_: 0 in (*_sizes(x)[1:], *map(_hint, sizes))),
+    (UPSAMPLED, lambda x, sizes, *_: 0 in (*_sizes(x)[1:], *map(hint_of, sizes))),
     ("upsample_linear1d upsample_trilinear3d", of(torch.uint8)),
     ("upsample_bilinear2d upsample_bicubic2d", lambda x, *_: of(torch.uint8)(x) and not x.is_cpu),
     ("complex polar heaviside linalg_cross mv addmv _cdist_forward binary_cross_entropy", mixed),
@@ -211,7 +210,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("searchsorted", lambda *_, sorter=None, **__: sorter is not None and sorter.dtype != INTS[4]),
     ("gather scatter scatter_add scatter_reduce", _several),
     ("scatter_reduce", lambda x, dim, at, new, how, **_: how == "mean" and of(*BOOL)(x)),
-    (PLACED, lambda x, _, at, *a, **k: at.dim() > 1 or (not x.dim() and _hint(at.numel()) != 1)),
+    (PLACED, lambda x, _, at, *a, **k: at.dim() > 1 or (not x.dim() and hint_of(at.numel()) != 1)),
     ("index_fill index_copy", lambda x, dim, at, *_, **__: at.dtype is not torch.int64),
     ("index_fill", lambda x, *a, **_: any(t.is_complex() for t in _tensors(a)) > x.is_complex()),
     ("index_add index_reduce index_copy", _unmatched),

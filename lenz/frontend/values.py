@@ -63,6 +63,11 @@ def storage_of(value: Any) -> int | None:
         return None  # sparse, nested and opaque tensors have no single storage
 
 
+def hint_of(n: Any) -> Any:
+    """Return the value that a symbol had when it was traced; a number is its own."""
+    return n.node.hint if isinstance(n, torch.SymInt) else n
+
+
 def is_same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     """Say whether two sizes are equal as expressions, without a guard: False means "unknown".
 

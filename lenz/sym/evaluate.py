@@ -57,7 +57,7 @@ def evaluate_with(e: Sym, known: dict[Any, Any], low: Pick, high: Pick) -> Any:
 def positive(e: Sym, sizes: Iterable[Sym]) -> Sym:
     """e for sizes of which none is 0: max(1, n) is n."""
     known: dict[Sym, Sym] = {v: v for v in e.free_vars}
-    known |= {maximum(ONE, n): n for n in sizes}
+    known |= {maximum(ONE, n): n for n in sizes if known}  # a number has no size to look for
     found: Sym = e if type(e) is Int else evaluate_with(e, known, minimum, maximum)
     return found
 
