@@ -62,20 +62,23 @@ class Runner:
         self.optimizer = torch.optim.SGD(self.parameters, lr=1e-4)
 
     def result(self) -> Result:
-        """The result, or losses and every gradient of the first; weights stay as they are."""
+        """The result, or losses and every gradient of the first; weights stay as they are.
+
+        The gradients come last and losses are copied: the peer's graphs reuse their results.
+        """
         if not self.example.training:
             with torch.no_grad():
                 return [self.fn(self.model, *self.example.inputs)], []
+        losses = []
+        for k in range(1, DRAWS):
+            inputs = [torch.empty_like(i).copy_(i.roll(k, -1)) for i in self.example.inputs]
+            losses.append(self.fn(self.model, *inputs).detach().clone())
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.fn(self.model, *self.example.inputs)
         loss.backward()
         grads = [p.grad for p in self.parameters if p.grad is not None]
         self.optimizer.zero_grad(set_to_none=True)
-        losses = [loss.detach().clone()]  # the peer's graphs write into their results again
-        for k in range(1, DRAWS):
-            inputs = [torch.empty_like(i).copy_(i.roll(k, -1)) for i in self.example.inputs]
-            losses.append(self.fn(self.model, *inputs).detach().clone())
-        return losses, grads
+        return [loss.detach(), *losses], grads
 
     def step(self) -> None:
         """What is timed: one forward, or one training step with its update."""
