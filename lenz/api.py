@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch.fx import GraphModule
 
 from lenz.debug import torch_logs
@@ -18,6 +19,7 @@ from lenz.debug.trace import Recorder, new_folder
 from lenz.errors import LenzError, Unsupported, UserError
 from lenz.frontend import FxProgram, caller
 from lenz.frontend.calls import unwritable
+from lenz.frontend.floats import drop, fix_floats
 from lenz.frontend.levels import inside_level
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import is_asked
@@ -64,7 +66,7 @@ class Watcher(Protocol):
 
 def backend(
     gm: GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: list[Any],
     *,
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
@@ -97,7 +99,7 @@ def _chosen(mode: str | None, options: Mapping[str, object] | None) -> Options:
 
 
 def compile_graph(
-    gm: GraphModule, example_inputs: Sequence[Any], options: Options,
+    gm: GraphModule, example_inputs: list[Any], options: Options,
     watcher: Watcher | None = None, name: str = "", watching: Sequence[Watching] = (),
 ) -> Callable[..., Any]:  # fmt: skip
     """The backend with parsed options. `name` names the graph in logs, reports and folders.
@@ -105,10 +107,12 @@ def compile_graph(
     `watcher` sees what is compiled, `watching` how it runs.
     """
     progress = Progress(options.progress)
-    unit = _Unit(gm, options, watcher, caller(), arguments_of(gm), progress, watching)
-    title, told = name or numbered(), (unit.entered, unit.failed)
+    unit = _Unit(gm, options, watcher, caller(), (), progress, watching)
+    title = name or numbered()
     count(recompiles=is_again())
     try:
+        fix_floats(gm, example_inputs)
+        unit.arguments = arguments_of(gm)
         if has_fakes(example_inputs):
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
         if any(getattr(x, "is_mkldnn", False) for x in example_inputs):  # their fakes are not
@@ -117,7 +121,7 @@ def compile_graph(
             raise Unsupported(why_eager)
         bound_integers(gm, example_inputs)
         unit.trace = None if unit.is_watched else trace_of(gm, example_inputs, options, unit.named)
-        if unit.trace is not None and (run := unit.trace.load(_run_of)) is not None:
+        if unit.trace is not None and (run := unit.trace.load(_run_of, example_inputs)) is not None:
             return run
         if options.background and not unit.is_watched:
             from lenz.first_calls.background import in_background
@@ -126,14 +130,8 @@ def compile_graph(
                 return later
         if unit.trace is not None or store_in(options) is None or unit.is_watched:
             start(example_inputs, options)  # else the halves may be in the cache
-        from lenz.frontend.capture import capture  # and AOTAutograd, which takes 0.2 s
-
-        native = native_names(store_in(options))
         with unit.line.at(title, "trace"):
-            run = capture(gm, example_inputs, unit.compile_fx, options, native, title, *told)
-        if unit.trace is not None:
-            unit.trace.traced()
-        return run
+            return unit.captured(example_inputs, title, unit.failed)
     except Exception as e:  # a fault of lenz, torch or the program: eager shows which
         if is_message(e):
             raise
@@ -144,9 +142,11 @@ def compile_graph(
         return gm.forward
 
 
-def _savable(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _savable(gm: GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:
     """Compile a graph that torch will save. The callable says so if it cannot be saved."""
     from lenz.artifact.saved import saved
+
+    fix_floats(gm, inputs)
 
     def entry_of(options: Options) -> Mapping[str, Any]:
         if options.passes or not has_key(options):
@@ -156,7 +156,7 @@ def _savable(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callab
             raise UserError("it is more than torch's own ops on plain, unshared tensors")
         entry = trace.entry()
         if entry is not None and entry["halves"].keys() != {"forward"}:
-            trace.moment.ask(entry["guards"])
+            trace.ask(entry, inputs)
             return entry
         compile_for(gm, inputs, options, trace.key, numbered())
         if (entry := trace.entry()) is None:
@@ -166,23 +166,18 @@ def _savable(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callab
     return saved(options, entry_of, lambda: compile_graph(gm, inputs, options))
 
 
-def compile_for(
-    gm: GraphModule, inputs: Sequence[Any], options: Options, key: str, name: str
-) -> None:
+def compile_for(gm: GraphModule, inputs: list[Any], options: Options, key: str, name: str) -> None:
     """Compile a graph loaded from another process into the cache, under the given key.
 
     Both halves are compiled now. Errors of the compilation propagate.
     """
-    from lenz.frontend.capture import capture
-
     unit, store = _Unit(gm, options, None, "", ()), store_in(options)
     assert store is not None
     unit.trace = TraceRecord(gm, "", options, store, unit.named)
     unit.trace.key = key
     start(inputs, options)
     with now():
-        capture(gm, inputs, unit.compile_fx, options, native_names(store), name, unit.entered)
-    unit.trace.traced()
+        unit.captured(inputs, name)
 
 
 def start(values: Iterable[object], options: Options) -> None:
@@ -216,6 +211,26 @@ class _Unit:
         shown = bool(set(self.options.logs) - {"time"}) or self.options.debug
         shown = shown or torch_logs.any_is_on() or self.options.watched
         return shown or self.watcher is not None or bool(self.watching)
+
+    def captured(
+        self, inputs: list[Any], name: str,
+        failed: Callable[[Exception, str], None] | None = None,
+    ) -> Callable[..., Any]:  # fmt: skip
+        """The callable from AOTAutograd, traced again without floats that must be constants."""
+        from lenz.frontend.capture import capture  # and AOTAutograd, which takes 0.2 s
+
+        native, floats = native_names(store_in(self.options)), list[list[int]]()
+        compile, how = self.compile_fx, self.options
+        while True:
+            try:
+                run = capture(self.gm, inputs, compile, how, native, name, self.entered, failed)
+                break
+            except TensorifyScalarRestartAnalysis:
+                floats.append(drop(self.gm, inputs))
+                self.arguments = arguments_of(self.gm)
+        if self.trace is not None:
+            self.trace.traced(floats)
+        return run
 
     def entered(self, kind: str, gm: GraphModule) -> None:
         """Time before a backward graph belongs to the user or to the forward graph."""
@@ -326,7 +341,7 @@ class FxBackend:
     def __call__(
         self,
         gm: GraphModule,
-        example_inputs: Sequence[Any],
+        example_inputs: list[Any],
         *,
         mode: str | None = None,
         options: Mapping[str, object] | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -22,7 +22,7 @@ from lenz.debug.failing import fault, in_eager, recorder_of
 from lenz.errors import InternalError
 from lenz.frontend import FxProgram, wrapping
 from lenz.frontend.asked import Moment, asked
-from lenz.frontend.floats import fix_floats
+from lenz.frontend.floats import drop
 from lenz.frontend.identity import Untold
 from lenz.frontend.levels import unbatched
 from lenz.frontend.program import GraphKind, boxed, boxed_eager
@@ -55,6 +55,7 @@ class TraceRecord:
         self.halves: dict[str, Half] = {}
         self.metadata: Any = None
         self.guards: list[str] | None = None
+        self.floats: list[list[int]] = []  # places of the arguments that were dropped, in turns
         self.strides: Any = None  # of the results of a loaded forward half
         self._programs = dict[str, FxProgram]()
         self._graphs = dict[str, GraphModule]()
@@ -78,8 +79,12 @@ class TraceRecord:
             self.halves[program.kind] = {**half, "key": key, "gives": gives}
             self.keep()
 
-    def traced(self) -> None:
-        """AOTAutograd is done with the graph; its backward half may be compiled later."""
+    def traced(self, floats: Sequence[list[int]]) -> None:
+        """AOTAutograd is done with the graph; its backward half may be compiled later.
+
+        `floats` are the places of the arguments that were dropped, in turns.
+        """
+        self.floats += floats
         try:
             self.metadata, self.guards = wrapping.described(), self.moment.told()
         except Untold:
@@ -101,6 +106,7 @@ class TraceRecord:
             return
         entry = {
             "metadata": known, "detach": detach, "halves": self.halves, "guards": self.guards,
+            "floats": self.floats,
         }  # fmt: skip
         if keys.sources(again=True):
             self.store.put("trace", self.key, json.dumps(entry).encode())
@@ -112,8 +118,17 @@ class TraceRecord:
         data = self.store.get("trace", self.key)
         return None if data is None else dict(json.loads(data))
 
-    def load(self, again: Compile) -> Callable[..., Any] | None:
-        """The callable of the graph; None if the cache lacks a part of it."""
+    def ask(self, entry: Mapping[str, Any], inputs: list[Any]) -> None:
+        """Drop the arguments of the graph that the entry lacks, and add its guards."""
+        self.floats = [drop(self.gm, inputs, places) for places in entry["floats"]]
+        self.moment.ask(entry["guards"])
+
+    def load(self, again: Compile, inputs: list[Any]) -> Callable[..., Any] | None:
+        """The callable of the graph; None if the cache lacks a part of it.
+
+        It takes `inputs` without the floats that are constants: they are dropped from this list
+        and from the graph.
+        """
         try:
             if (entry := self.entry()) is None:
                 return None
@@ -134,7 +149,7 @@ class TraceRecord:
             run = wrapping.wrapped(
                 metadata, entry["detach"], boxed(first), second and boxed(second), self.backward
             )
-            self.moment.ask(entry["guards"])
+            self.ask(entry, inputs)
             self.metadata, self.halves, self.guards = metadata, halves, entry["guards"]
             count(graphs=len(halves), cache_hits=len(halves))
             return run
@@ -206,8 +221,6 @@ def trace_of(
     store = store_in(options)
     if store is None or not keys.has_key(options) or options.passes:
         return None
-    if isinstance(gm, GraphModule):
-        fix_floats(gm)  # may restart Dynamo
     text = asked(gm, inputs)
     return None if text is None else TraceRecord(gm, text, options, store, named)
 

@@ -19,6 +19,7 @@ import torch
 
 from lenz.artifact.container import Contents, Manifest, as_bytes, of_bytes, read, to_bytes
 from lenz.errors import UserError
+from lenz.frontend.passing import is_message
 from lenz.frontend.program import boxed
 from lenz.frontend.saved import Savable
 from lenz.frontend.untraced import outside
@@ -136,7 +137,9 @@ def saved(
             return Saved(SavedRun(contents), as_bytes(contents))
         except UserError as e:
             why = e.what
-        except Exception as e:  # noqa: BLE001  # `compile` raises it, warns or does without
+        except Exception as e:  # `compile` raises it, warns or does without
+            if is_message(e):
+                raise
             why = f"{type(e).__name__}: {e}"
     return Saved(compile(), why=why)
 

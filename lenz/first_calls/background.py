@@ -96,7 +96,7 @@ class Background:
         """Load the plan from the cache; empty, or why that was not possible."""
         try:
             with self._trace.moment.again():
-                made = self._trace.load(self._again)
+                made = self._trace.load(self._again, [])
         except Exception as e:  # noqa: BLE001  # the call goes on in eager, with a warning
             return f"{type(e).__name__}: {e}"
         if made is None:

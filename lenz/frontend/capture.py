@@ -27,7 +27,7 @@ from lenz.frontend.calls import called, copied, fake_of
 from lenz.frontend.composites import composites
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
-from lenz.frontend.floats import fix_floats, kept_tensors
+from lenz.frontend.floats import kept_tensors
 from lenz.frontend.layout import channels_last, convolutions_of
 from lenz.frontend.levels import unbatched
 from lenz.frontend.passes import run_passes
@@ -141,15 +141,16 @@ def prepared(gm: GraphModule) -> GraphModule:
 
     The graph is the caller's.  A copy of one with 1,000 nodes takes 30 ms.
     """
-    if isinstance(gm, GraphModule):  # after flattening it may be a wrapper without a graph
-        fix_floats(gm)
-        if has_attention(gm) or [*norms_of(gm), *turned_by(gm), *convolutions_of(gm)]:
-            gm = copied(gm)
-            copy_results(gm)
-            count_from_front(gm)
-            gm.recompile()
-            fuse_attention(gm)
-            channels_last(gm)
+    # After flattening it may be a wrapper without a graph.
+    if isinstance(gm, GraphModule) and (
+        has_attention(gm) or [*norms_of(gm), *turned_by(gm), *convolutions_of(gm)]
+    ):
+        gm = copied(gm)
+        copy_results(gm)
+        count_from_front(gm)
+        gm.recompile()
+        fuse_attention(gm)
+        channels_last(gm)
     return gm
 
 

@@ -2,22 +2,25 @@
 
 With dynamic shapes Dynamo turns a Python float of the program into a 0-d tensor and its `item()`.
 An op may need a true float, such as the epsilon of a layer norm.  AOTAutograd then traces the whole
-graph, specialises the float, and makes Dynamo start again: everything is traced twice.
+graph, specialises the float, and makes Dynamo start again, only to drop the 0-d tensor from the
+arguments: everything is traced twice.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 import torch.nn.functional as F
+from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.source import CallMethodItemSource
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
@@ -32,33 +35,72 @@ FIXING = (
     torch.batch_norm, torch.instance_norm, torch.dropout,
 )  # fmt: skip
 FLEX = torch.ops.higher_order.flex_attention
-# Functions where a float stays symbolic: torch turns them into arithmetic of 0-d tensors.
-KEEPING = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
 
 
-def fix_floats(gm: GraphModule) -> None:
-    """Ask Dynamo, before the trace, for constants where an op of the graph needs them.
+def fix_floats(gm: GraphModule, inputs: list[Any]) -> None:
+    """Make constants of floats where an op of the graph needs them, before AOTAutograd does.
 
-    If it finds one, it raises TensorifyScalarRestartAnalysis, which makes Dynamo restart. Captures
-    of score functions must be constant: they are not traced a second time. Otherwise it does
-    nothing if the graph leaves the fate of any float open: a second restart would cost more than
-    this one saves.
+    Captures of score functions must be constant: they are not traced a second time. Raises
+    TensorifyScalarRestartAnalysis if Dynamo has to start again.
     """
-    names, kept = list[str](), tensor_symbols()
-    for node in gm.graph.nodes:
-        name = float_symbol(node)
-        if not name or name in kept or TensorifyState.should_specialize(name):
-            continue
-        if all(calls(u, FIXING) for u in node.users):
-            names.append(name)
-        elif not all(calls(u, KEEPING) for u in node.users):
-            names = []
-            break
-    names += [s for n in gm.graph.nodes if n.target is FLEX for s in captured(gm, n)]
-    if names:
-        for name in names:
+    nodes = gm.graph.nodes if isinstance(gm, GraphModule) else ()
+    kept = tensor_symbols()
+    found = ((float_symbol(n), n.users) for n in nodes)
+    names = [s for s, users in found if s and s not in kept and all(calls(u) for u in users)]
+    names += [s for n in nodes if n.target is FLEX for s in captured(gm, n)]
+    if new := [name for name in names if not TensorifyState.should_specialize(name)]:
+        for name in new:
             TensorifyState.specialize(name)
+        drop(gm, inputs)
+
+
+def drop(gm: GraphModule, inputs: list[Any], places: Sequence[int] = ()) -> list[int]:
+    """Drop the floats that are constants from the arguments of Dynamo's graph, and from `inputs`.
+
+    They are those that AOTAutograd or `places` asks for; returns the places of all. Dynamo would
+    trace the program again to the same graph, only to do this. It reads the arguments once the
+    graph is compiled, so that they can be dropped before. Raises TensorifyScalarRestartAnalysis
+    if the graph is not its own, or has bodies: what AOTAutograd knows of them would stay.
+    """
+    floats = float_arguments(gm)
+    for k, n in floats.items():
+        if k in places or n.meta["example_value"].node.expr.is_number:  # a trace has read it
+            TensorifyState.specialize(float_symbol(n))
+    found = [k for k, n in floats.items() if TensorifyState.should_specialize(float_symbol(n))]
+    output = own_graph(gm)
+    if output is None or not found:
         raise TensorifyScalarRestartAnalysis
+    output.remove_tensorify_specialized_graphargs()
+    gm.recompile()
+    inputs[:] = output.example_inputs()
+    with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        # The fake arguments may be as the first trace has left them.
+        mode = FakeTensorMode(shape_env=output.shape_env)
+    output.tracing_context.fake_mode = mode
+    return found
+
+
+def own_graph(gm: GraphModule) -> Any:
+    """Dynamo's record of the graph that it compiles; None if that is not `gm`, or has bodies.
+
+    Another backend that calls lenz keeps the graph that it was given, too.
+    """
+    tx = getattr(symbolic_convert.tls, "current_tx", None)
+    if tx is None or tx.output.graph is not getattr(gm, "graph", None):
+        return None
+    given = getattr(tx.output.compiler_fn, "_torchdynamo_orig_backend", tx.output.compiler_fn)
+    given = getattr(given, "compiler_fn", given)  # torch.compile's wrapper around a backend
+    has_bodies = any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in gm.graph.nodes)
+    is_lenz = str(getattr(given, "__module__", "")).split(".")[0] == "lenz"
+    return tx.output if is_lenz and not has_bodies else None
+
+
+def float_arguments(gm: GraphModule) -> dict[int, Node]:
+    """The `item()` of each argument of Dynamo's graph that is only a float, by its place."""
+    others = {"", *tensor_symbols()}
+    places = enumerate(gm.graph.find_nodes(op="placeholder"))
+    found = {k: list(n.users) for k, n in places}
+    return {k: u[0] for k, u in found.items() if u and others.isdisjoint(map(float_symbol, u))}
 
 
 def kept_tensors() -> AbstractContextManager[None]:
@@ -85,7 +127,7 @@ def captured(gm: GraphModule, n: Node) -> list[str]:
     """Return the symbols of floats that a score function captures."""
     bodies = [gm.get_submodule(str(a.target)) for a in n.all_input_nodes if a.op == "get_attr"]
     nodes = (m for b in bodies if isinstance(b, GraphModule) for m in b.graph.nodes)
-    return [s for s in map(float_symbol, nodes) if s and not TensorifyState.should_specialize(s)]
+    return list(filter(None, map(float_symbol, nodes)))
 
 
 def float_symbol(node: Node) -> str:
@@ -98,5 +140,5 @@ def float_symbol(node: Node) -> str:
     return str(symbol) if symbol.is_Symbol and symbol_is_type(symbol, SymT.FLOAT) else ""
 
 
-def calls(user: Node, functions: tuple[Callable[..., Any], ...]) -> bool:
-    return user.op == "call_function" and user.target in functions
+def calls(user: Node) -> bool:
+    return user.op == "call_function" and user.target in FIXING

@@ -72,6 +72,8 @@ def _expr(e: ast.expr, symbols: Mapping[str, Any]) -> Any:
         case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str(name))]):
             if name in symbols:
                 return symbols[name]
+        case ast.Call(func=ast.Name(id="Float"), args=[ast.Constant(value=str(n))]):
+            return functions.sympy.Float(float(n), precision=53)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
             home = functions.sympy if name in OF_SYMPY else functions if name in OF_TORCH else None
             if home is not None:

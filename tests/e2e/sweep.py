@@ -141,7 +141,7 @@ def recording(row: Row, **options: object) -> Backend:
 
     chosen = {"on_error": "raise", "verify": True, **options}
 
-    def backend(gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    def backend(gm: GraphModule, inputs: list[Any], **kwargs: Any) -> Callable[..., Any]:
         return compile_graph(gm, inputs, Options.from_environment(chosen), Watch(row))
 
     return backend

@@ -128,6 +128,31 @@ def test_a_backward_half_that_nobody_has_run_yet(folder: str, traced: list[int])
     assert counts == [1, 2, 2]  # the second traces when the gradient is asked for
 
 
+class Bounded(nn.Module):
+    """Floats that ops need as constants: epsilon, bound and slope; and a factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.low, self.slope, self.factor = nn.LayerNorm(8), -0.5, 0.2, 1.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(self.norm(x).clamp(min=self.low), self.slope) * self.factor
+
+
+def test_floats_are_constants_in_other_processes_too(folder: str, traced: list[int]) -> None:
+    model, x, counts = Bounded(), randn(3, 8), list[int]()
+    for _ in range(3):
+        model.zero_grad()
+        y = (run := fresh(model, folder, dynamic=True))(x)
+        y.square().sum().backward()
+        want = torch.autograd.grad(model(x).square().sum(), model.norm.weight)[0]
+        same((y, model.norm.weight.grad), (model(x), want))
+        counts.append(len(traced))
+    assert counts == [2, 2, 2]  # the first traces again, without the bound and the slope
+    model.low = 0.25
+    same(run(x), model(x))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_fallback_is_of_the_same_program(
     folder: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
@@ -137,9 +162,9 @@ def test_a_fallback_is_of_the_same_program(
     model, found = Trained(), list[warm.TraceRecord]()
     real = warm.TraceRecord.load
 
-    def load(self: warm.TraceRecord, again: Any) -> Any:
+    def load(self: warm.TraceRecord, *args: Any) -> Any:
         found.append(self)
-        return real(self, again)
+        return real(self, *args)
 
     monkeypatch.setattr(warm.TraceRecord, "load", load)
     for _ in range(2):

@@ -172,7 +172,7 @@ def test_users_get_a_warning_and_eager_unless_they_ask_for_an_error(
 
 
 FRONTEND = {
-    "before AOTAutograd": "fix_floats",
+    "before AOTAutograd": "has_attention",
     "cutting the joint graph": "split",
     "building a half": "build",
     "building the backward half": "build",

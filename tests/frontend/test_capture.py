@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -383,25 +382,6 @@ def test_foreach_lists() -> None:
     f(qs, gs)
     torch.testing.assert_close(ps, qs)
     assert len(backend.programs[0].mutated) == 3
-
-
-def test_layer_norm_with_dynamic_shapes_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without fix_floats AOTAutograd traces the graph, then has Dynamo begin again.
-    module = sys.modules[capture.__module__]  # the function hides the module of its name
-    traces: list[int] = []
-    original = module.aot_module_simplified
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        traces.append(1)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(module, "aot_module_simplified", counted)
-    backend = Recorder()
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.0))
-    c = torch.compile(model, backend=backend, dynamic=True)
-    x = torch.randn(5, 4)
-    torch.testing.assert_close(c(x), model(x))
-    assert len(traces) == 1
 
 
 @pytest.mark.parametrize("dynamic", (False, True))

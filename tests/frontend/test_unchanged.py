@@ -94,7 +94,7 @@ def test_what_a_backend_is_given_stays(name: str, training: bool, dynamic: bool)
         pytest.skip("torch refuses attention in a checkpoint without a backward")
     found: list[int] = []
 
-    def custom(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def custom(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         before, given = state(gm), [*map(id, inputs)]
         run = backend(gm, inputs)
         same(before, state(gm))
