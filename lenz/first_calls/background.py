@@ -138,7 +138,6 @@ def settings() -> dict[str, Any]:
     """The parts of torch's state that the compiling process has to set."""
     return {
         **ambient(),
-        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic": [
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -67,7 +67,6 @@ def apply(settings: dict[str, Any], stack: ExitStack) -> None:
     """Apply `background.settings`; autograd's state only until the stack exits."""
     torch.set_num_threads(settings["threads"])
     torch.set_float32_matmul_precision(settings["precision"])
-    torch.set_default_dtype(getattr(torch, settings["dtype"]))
     is_on, warns = settings["deterministic"]
     torch.use_deterministic_algorithms(is_on, warn_only=warns)
     stack.enter_context(configuring(settings["aot"]))

@@ -71,17 +71,20 @@ def configuring(values: dict[str, Any]) -> AbstractContextManager[Any]:
 
 
 def ambient() -> dict[str, Any]:
-    """Return the state of autograd and autocast, as plain data."""
+    """Return the state of autograd and autocast and the default dtype, as plain data."""
     casts = [
         (d, str(torch.get_autocast_dtype(d)).removeprefix("torch."), torch.is_autocast_enabled(d))
         for d in ("cpu", "cuda")
     ]
-    return {"grad": torch.is_grad_enabled(), "autocast": casts}
+    dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+    return {"grad": torch.is_grad_enabled(), "autocast": casts, "dtype": dtype}
 
 
 def restore(found: Mapping[str, Any], stack: ExitStack) -> None:
     """Restore the state that `ambient` returned, until the stack exits."""
     stack.enter_context(torch.set_grad_enabled(found["grad"]))
+    stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+    torch.set_default_dtype(getattr(torch, found["dtype"]))
     for device, dtype, is_on in found["autocast"]:
         stack.enter_context(torch.autocast(device, getattr(torch, dtype), enabled=is_on))
 

@@ -128,6 +128,18 @@ def test_a_backward_half_that_nobody_has_run_yet(folder: str, traced: list[int])
     assert counts == [1, 2, 2]  # the second traces when the gradient is asked for
 
 
+def test_a_late_backward_half_is_traced_as_the_forward_half_was(folder: str) -> None:
+    fn, x = lambda x: (x * torch.ones(3)).exp(), torch.arange(3.0, requires_grad=True)
+    fresh(fn, folder)(x)
+    y = fresh(fn, folder)(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        y.sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    same(x.grad, x.detach().exp())
+
+
 class Bounded(nn.Module):
     """Floats that ops need as constants: epsilon, bound and slope; and a factor."""
 
