@@ -115,8 +115,11 @@ def compile_graph(
         unit.arguments = arguments_of(gm)
         if has_fakes(example_inputs):
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
-        if any(getattr(x, "is_mkldnn", False) for x in example_inputs):  # their fakes are not
+        tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
+        if any(x.is_mkldnn for x in tensors):  # their fakes are not
             raise Unsupported("an argument has the opaque layout of oneDNN")
+        if any(x._is_zerotensor() for x in tensors):
+            raise Unsupported("an argument is zeros without memory")
         if why_eager := inside_level() or unwritable(gm, example_inputs):
             raise Unsupported(why_eager)
         bound_integers(gm, example_inputs)

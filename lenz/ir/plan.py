@@ -30,7 +30,7 @@ class Input:
     called    the user's name of an argument, for messages
     anywhere  its device is not checked, because only eager ops use it
     signed    its negative bit is checked, because kernels ignore that bit
-    laid      with other strides or the negative bit it is copied, not rejected
+    laid      with other strides, the negative bit or no memory it is copied, not rejected
     pinned    it keeps its address over calls: a parameter, or a saved tensor
     written   the plan writes into it
     content   the name of a constant's bytes; empty if the caller provides the constants

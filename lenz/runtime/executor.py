@@ -308,12 +308,14 @@ Wanted = tuple[str, Sizes, Sizes, torch.dtype, str]
 def laid(got: Sequence[Any], wanted: Sequence[Wanted]) -> tuple[Any, ...]:
     """Arguments of a backward graph with the strides it expects; others are copied.
 
-    Arguments with the negative bit are copied too, because kernels do not know it. Hooks on saved
-    tensors may return other tensors. Raises UserError for any other difference.
+    Arguments with the negative bit, and zeros without memory, are copied too, because kernels know
+    neither. Hooks on saved tensors may return other tensors. Raises UserError for any other
+    difference.
     """
     made = tuple(
         torch.empty_strided(size, stride, dtype=t.dtype, device=t.device).copy_(t)
-        if tuple(t.shape) == tuple(size) and (t.stride() != tuple(stride) or t.is_neg())
+        if tuple(t.shape) == tuple(size)
+        and (t.stride() != tuple(stride) or t.is_neg() or t._is_zerotensor())
         else t
         for t, (_, size, stride, _, _) in zip(got, wanted, strict=True)
     )

@@ -308,6 +308,21 @@ def test_a_tensor_of_onednn_runs_in_eager() -> None:
     torch.testing.assert_close(run(x), x.relu())
 
 
+def test_zeros_without_memory_have_no_address() -> None:
+    run = torch.compile(torch.exp, backend="lenz")
+    with pytest.warns(UserWarning, match="zeros without memory"):
+        got = run(torch._efficientzerotensor(4))
+    torch.testing.assert_close(got, torch.ones(4))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_gradient_of_zeros_without_memory(native: bool) -> None:
+    x = torch.randn(4, requires_grad=True)
+    run = torch.compile(lambda x: x.exp() * x, backend="lenz", options={"native": native})
+    run(x).backward(torch._efficientzerotensor(4))
+    torch.testing.assert_close(x.grad, torch.zeros(4))
+
+
 def test_a_gap_runs_in_eager_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     break_pass(monkeypatch, Unsupported("aten.strange is not known", where="model.py:3"))
     args = inputs()
