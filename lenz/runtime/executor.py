@@ -93,9 +93,12 @@ def reuse(t: torch.Tensor, size: Sizes, stride: Sizes, dtype: torch.dtype) -> to
 
 
 def held(t: torch.Tensor) -> tuple[int, ...]:
-    """Reference counts of a tensor in Python and C++; its storage's owners and spare bytes."""
+    """Reference counts of a tensor in Python and C++; its storage's owners and spare bytes.
+
+    Memory that torch did not allocate has one owner more: the array of numpy, say.
+    """
     memory, count = t.untyped_storage(), t._use_count()  # type: ignore[attr-defined]  # as above
-    owners = torch._C._storage_Use_Count(memory._cdata)
+    owners = torch._C._storage_Use_Count(memory._cdata) + (not memory.resizable())
     return sys.getrefcount(t), count, owners, memory.nbytes() - t.nbytes
 
 

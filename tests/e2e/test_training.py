@@ -198,3 +198,32 @@ def test_gradients_are_unscaled_in_the_graph(dtype: torch.dtype, bad: int | None
 
     assert lenz.explain(step)(*arguments()).op_calls[1:] == (0, 0)
     agree(step, arguments, tol=0, calls=3)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_memory_of_others_is_not_given_to_gradients(native: bool) -> None:
+    """Saved tensors that a hook keeps in arrays of numpy: those of 1 MiB or more may be reused."""
+    run = torch.compile(
+        lambda x, w: F.gelu(torch.tanh(x @ w)).sin(), backend="lenz", options={"native": native}
+    )
+    x, w = (torch.randn(512, 512, requires_grad=True) for _ in range(2))
+    pack = lambda t: t.detach().numpy().copy()
+    with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
+        y = run(x, w)
+    first = torch.autograd.grad(y.sum(), (x, w), retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), (x, w)), first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_hook_on_saved_tensors_may_return_negative_bits(native: bool) -> None:
+    f = lambda x, w: (x.exp() * w).sum()
+    run = torch.compile(f, backend="lenz", options={"native": native})
+    pack = lambda t: torch.complex(torch.zeros_like(t), -t)
+    found = []
+    for g in (f, run):
+        x, w = (torch.full((1,), k, requires_grad=True) for k in (1.0, 3.0))  # any stride will do
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda z: z.conj().imag):
+            y = g(x, w)
+        y.backward()
+        found.append((x.grad, w.grad))
+    torch.testing.assert_close(found[1], found[0])
