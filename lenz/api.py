@@ -149,7 +149,12 @@ def _savable(gm: GraphModule, inputs: list[Any], options: Options) -> Callable[.
     """Compile a graph that torch will save. The callable says so if it cannot be saved."""
     from lenz.artifact.saved import saved
 
+    places = gm.graph.find_nodes(op="placeholder")
     fix_floats(gm, inputs)
+
+    def takes() -> list[int]:
+        left = set(gm.graph.find_nodes(op="placeholder"))
+        return [k for k, n in enumerate(places) if n in left]
 
     def entry_of(options: Options) -> Mapping[str, Any]:
         if options.passes or not has_key(options):
@@ -166,7 +171,7 @@ def _savable(gm: GraphModule, inputs: list[Any], options: Options) -> Callable[.
             raise UserError("part of it is not plain data")
         return entry
 
-    return saved(options, entry_of, lambda: compile_graph(gm, inputs, options))
+    return saved(options, entry_of, lambda: compile_graph(gm, inputs, options), takes)
 
 
 def compile_for(gm: GraphModule, inputs: list[Any], options: Options, key: str, name: str) -> None:

@@ -94,6 +94,7 @@ class SavedRun:
         pieces = {name: to_bytes(t) for name, t in contents.tensors.items()}
         try:
             self._metadata, self._detach = from_json(m["metadata"]), m["detach"]
+            self._takes = [int(k) for k in m["takes"]]
             made = halves(m["halves"], Pieces(pieces), Options.from_environment(m["options"]))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             raise UserError(f"this graph was saved by another lenz or torch: {e}") from e
@@ -106,7 +107,7 @@ class SavedRun:
             second = self._second and outside(self._second, "a backward pass compiled by lenz")
             given = boxed(self._first), second and boxed(second)
             run = wrapped(self._metadata, self._detach, *given, _graph)
-            self._made = outside(run, "a graph compiled by lenz")
+            self._made = taking(outside(run, "a graph compiled by lenz"), self._takes)
         return self._made(*args)
 
 
@@ -122,10 +123,12 @@ def saved(
     options: Options,
     entry_of: Callable[[Options], Mapping[str, Any]],
     compile: Callable[[], Callable[..., Any]],
+    takes: Callable[[], Sequence[int]],
 ) -> Saved:
     """A Dynamo graph compiled so that it can be saved, or only compiled if that fails.
 
-    `entry_of` compiles the graph into the cache and returns its trace record, or raises.
+    `entry_of` compiles the graph into the cache and returns its trace record, or raises. `takes`
+    then returns the places of the arguments that are left: others are constants.
     """
     with ExitStack() as stack:
         how = replace(options, **FIXED)
@@ -133,7 +136,7 @@ def saved(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lenz-"))
             how = replace(how, cache=True, cache_dir=folder)
         try:
-            contents = _contents(entry_of(how), how)
+            contents = _contents(entry_of(how), how, takes)
             return Saved(SavedRun(contents), as_bytes(contents))
         except UserError as e:
             why = e.what
@@ -141,10 +144,17 @@ def saved(
             if is_message(e):
                 raise
             why = f"{type(e).__name__}: {e}"
-    return Saved(compile(), why=why)
+    return Saved(taking(compile(), takes()), why=why)
 
 
-def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
+def taking(run: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """Return a function that runs `run` on the arguments at these places."""
+    return lambda *args: run(*[args[k] for k in places])
+
+
+def _contents(
+    entry: Mapping[str, Any], options: Options, takes: Callable[[], Sequence[int]]
+) -> Contents:
     """The artifact of a trace record: all store entries that loading its halves reads."""
     if set(entry["halves"]) not in KINDS:
         raise UserError("a part of it is not in the cache")
@@ -160,7 +170,7 @@ def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
         "features": [f[1:] for f in host().target().features.split(",") if f.startswith("+")],
         "devices": {d: loader_of(d).fits(d) for d in sorted(devices - {HOST})},
         "options": {"native": options.native, "cuda_graphs": options.cuda_graphs},
-        **{k: entry[k] for k in ("metadata", "detach", "halves")},
+        **{k: entry[k] for k in ("metadata", "detach", "halves")}, "takes": takes(),
     }  # fmt: skip
     return Contents(manifest, {name: of_bytes(data) for name, data in pieces.found.items()})
 

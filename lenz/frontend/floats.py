@@ -19,11 +19,13 @@ from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.source import CallMethodItemSource
 from torch._dynamo.symbolic_convert import TensorifyState
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from lenz.frontend.saved import is_asked
 from lenz.frontend.values import added
 
 # Functions whose float arguments have the schema type `float`, which takes no SymFloat: tracing
@@ -60,39 +62,42 @@ def drop(gm: GraphModule, inputs: list[Any], places: Sequence[int] = ()) -> list
     They are those that AOTAutograd or `places` asks for; returns the places of all. Dynamo would
     trace the program again to the same graph, only to do this. It reads the arguments once the
     graph is compiled, so that they can be dropped before. Raises TensorifyScalarRestartAnalysis
-    if the graph is not its own, or has bodies: what AOTAutograd knows of them would stay.
+    if the graph is not lenz's to change, or has bodies: what AOTAutograd knows of them would stay.
     """
     floats = float_arguments(gm)
     for k, n in floats.items():
         if k in places or n.meta["example_value"].node.expr.is_number:  # a trace has read it
             TensorifyState.specialize(float_symbol(n))
     found = [k for k, n in floats.items() if TensorifyState.should_specialize(float_symbol(n))]
-    output = own_graph(gm)
-    if output is None or not found:
+    has_bodies = any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in gm.graph.nodes)
+    if not found or has_bodies or not (is_own(gm) or is_asked()):
         raise TensorifyScalarRestartAnalysis
-    output.remove_tensorify_specialized_graphargs()
+    holes = gm.graph.find_nodes(op="placeholder")
+    for k in reversed(found):
+        for n in list(holes[k].users):
+            n.replace_all_uses_with(guard_scalar(n.meta["example_value"]))
+            gm.graph.erase_node(n)
+        gm.graph.erase_node(holes[k])
+        del inputs[k]
     gm.recompile()
-    inputs[:] = output.example_inputs()
+    context = TracingContext.get()
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
         # The fake arguments may be as the first trace has left them.
-        mode = FakeTensorMode(shape_env=output.shape_env)
-    output.tracing_context.fake_mode = mode
+        context.fake_mode = FakeTensorMode(shape_env=getattr(context.fake_mode, "shape_env", None))
     return found
 
 
-def own_graph(gm: GraphModule) -> Any:
-    """Dynamo's record of the graph that it compiles; None if that is not `gm`, or has bodies.
+def is_own(gm: GraphModule) -> bool:
+    """Say whether Dynamo compiles this graph now, and for lenz.
 
-    Another backend that calls lenz keeps the graph that it was given, too.
+    Another backend that calls lenz keeps the graph that it was given.
     """
     tx = getattr(symbolic_convert.tls, "current_tx", None)
-    if tx is None or tx.output.graph is not getattr(gm, "graph", None):
-        return None
+    if tx is None or tx.output.graph is not gm.graph:
+        return False
     given = getattr(tx.output.compiler_fn, "_torchdynamo_orig_backend", tx.output.compiler_fn)
     given = getattr(given, "compiler_fn", given)  # torch.compile's wrapper around a backend
-    has_bodies = any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in gm.graph.nodes)
-    is_lenz = str(getattr(given, "__module__", "")).split(".")[0] == "lenz"
-    return tx.output if is_lenz and not has_bodies else None
+    return str(getattr(given, "__module__", "")).split(".")[0] == "lenz"
 
 
 def float_arguments(gm: GraphModule) -> dict[int, Node]:
