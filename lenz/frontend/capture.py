@@ -27,7 +27,7 @@ from lenz.frontend.calls import called, copied, fake_of
 from lenz.frontend.composites import composites
 from lenz.frontend.decompose import decompositions
 from lenz.frontend.facts import assuming, facts_of
-from lenz.frontend.floats import kept_tensors
+from lenz.frontend.floats import not_again
 from lenz.frontend.layout import channels_last, convolutions_of
 from lenz.frontend.levels import unbatched
 from lenz.frontend.passes import run_passes
@@ -104,7 +104,7 @@ def capture(
 
     counters["aot_autograd"]["total"] += 1
     patched = functorch_config.patch({**CONFIG, **KEEPING})
-    with patched, uncollected(), compiling(), composites(), kept_tensors():
+    with patched, uncollected(), compiling(), composites(), not_again(gm):
         compiled = aot_module_simplified(
             gm,
             example_inputs,

@@ -17,6 +17,7 @@ import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.pgo import auto_dynamic, get_code_state
 from torch._dynamo.source import CallMethodItemSource
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._guards import TracingContext, detect_fake_mode
@@ -42,13 +43,15 @@ FLEX = torch.ops.higher_order.flex_attention
 def fix_floats(gm: GraphModule, inputs: list[Any]) -> None:
     """Make constants of floats where an op of the graph needs them, before AOTAutograd does.
 
-    Captures of score functions must be constant: they are not traced a second time. Raises
+    Those that modules hold are constants too: as arguments, the epsilons of 32 norms take 0.3 ms
+    of each call. Captures of score functions must be: they are not traced a second time. Raises
     TensorifyScalarRestartAnalysis if Dynamo has to start again.
     """
     nodes = gm.graph.nodes if isinstance(gm, GraphModule) else ()
-    kept = tensor_symbols()
+    kept, held = tensor_symbols(), held_symbols()
     found = ((float_symbol(n), n.users) for n in nodes)
-    names = [s for s, users in found if s and s not in kept and all(calls(u) for u in users)]
+    found = ((s, users) for s, users in found if s and s not in kept)
+    names = [s for s, users in found if s in held or all(calls(u) for u in users)]
     names += [s for n in nodes if n.target is FLEX for s in captured(gm, n)]
     if new := [name for name in names if not TensorifyState.should_specialize(name)]:
         for name in new:
@@ -79,6 +82,8 @@ def drop(gm: GraphModule, inputs: list[Any], places: Sequence[int] = ()) -> list
             gm.graph.erase_node(n)
         gm.graph.erase_node(holes[k])
         del inputs[k]
+        # Another compilation may want it as an argument: torch would remember the symbol.
+        TensorifyState.force_specializations.discard(float_symbol(floats[k]))
     gm.recompile()
     context = TracingContext.get()
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
@@ -108,13 +113,16 @@ def float_arguments(gm: GraphModule) -> dict[int, Node]:
     return {k: u[0] for k, u in found.items() if u and others.isdisjoint(map(float_symbol, u))}
 
 
-def kept_tensors() -> AbstractContextManager[None]:
-    """Keep AOTAutograd from specialising `tensor_symbols`, for which it would restart Dynamo.
+def not_again(gm: GraphModule) -> AbstractContextManager[None]:
+    """Keep AOTAutograd from having Dynamo start again for symbols that are no floats of the graph.
 
-    Dynamo would then drop writes into these tensors: docs/upstream/torch_lost_writes.py. The
-    context ends before Dynamo may start again for another float.
+    They are those of dropped arguments, and `tensor_symbols`: for these Dynamo would drop writes
+    into tensors: docs/upstream/torch_lost_writes.py. The context ends before Dynamo may start
+    again for another float.
     """
-    return added(tensor_symbols(), TensorifyState.force_specializations)
+    graphs = [m.graph for m in gm.modules() if isinstance(m, GraphModule)]
+    used = {float_symbol(n) for g in graphs for n in g.nodes} - tensor_symbols()
+    return added({name for name, _ in _sources()} - used, TensorifyState.force_specializations)
 
 
 def tensor_symbols() -> set[str]:
@@ -122,10 +130,29 @@ def tensor_symbols() -> set[str]:
 
     Those of the program's own floats have another source.
     """
+    return {name for name, s in _sources() if isinstance(s, CallMethodItemSource)}
+
+
+def held_symbols() -> set[str]:
+    """Return the symbols of what modules hold, and has never changed so far.
+
+    A change breaks a guard, and Dynamo compiles again, with an argument that may change.
+    """
+    states = (s.automatic_dynamic.items() for s in get_code_state().values())
+    changed = {name for pairs in states for name, e in pairs if e.scalar is auto_dynamic}
+    places = ((name, s, s.name() if callable(s.name) else s.name) for name, s in _sources())
+    return {
+        name for name, s, place in places
+        if s.guard_source.is_unspecialized_nn_module() and place not in changed
+    }  # fmt: skip
+
+
+def _sources() -> list[tuple[str, Any]]:
+    """Return each symbol of a float with each source of it."""
     mode = detect_fake_mode()
     env = mode.shape_env if mode is not None else None
-    sources = env.var_to_sources.items() if env is not None else ()
-    return {str(v) for v, of in sources if any(isinstance(s, CallMethodItemSource) for s in of)}
+    found = env.var_to_sources.items() if env is not None else ()
+    return [(str(v), s) for v, of in found if symbol_is_type(v, SymT.FLOAT) for s in of]
 
 
 def captured(gm: GraphModule, n: Node) -> list[str]:

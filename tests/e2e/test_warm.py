@@ -140,29 +140,19 @@ def test_a_late_backward_half_is_traced_as_the_forward_half_was(folder: str) -> 
     same(x.grad, x.detach().exp())
 
 
-class Bounded(nn.Module):
-    """Floats that ops need as constants: epsilon, bound and slope; and a factor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.low, self.slope, self.factor = nn.LayerNorm(8), -0.5, 0.2, 1.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.leaky_relu(self.norm(x).clamp(min=self.low), self.slope) * self.factor
-
-
 def test_floats_are_constants_in_other_processes_too(folder: str, traced: list[int]) -> None:
-    model, x, counts = Bounded(), randn(3, 8), list[int]()
+    norm, x, counts = nn.LayerNorm(8), randn(3, 8), list[int]()
+    f = lambda x, low, slope, by: F.leaky_relu(norm(x).clamp(min=low), slope) * by
     for _ in range(3):
-        model.zero_grad()
-        y = (run := fresh(model, folder, dynamic=True))(x)
+        norm.zero_grad()
+        y = (run := fresh(f, folder, dynamic=True))(x, -0.5, 0.2, 1.5)
         y.square().sum().backward()
-        want = torch.autograd.grad(model(x).square().sum(), model.norm.weight)[0]
-        same((y, model.norm.weight.grad), (model(x), want))
+        want = torch.autograd.grad(f(x, -0.5, 0.2, 1.5).square().sum(), norm.weight)[0]
+        same((y, norm.weight.grad), (f(x, -0.5, 0.2, 1.5), want))
         counts.append(len(traced))
     assert counts == [2, 2, 2]  # the first traces again, without the bound and the slope
-    model.low = 0.25
-    same(run(x), model(x))
+    for numbers in ((0.25, 0.2, 1.5), (0.25, 0.2, 0.5), (0.25, 0.1, 0.5)):
+        same(run(x, *numbers), f(x, *numbers))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

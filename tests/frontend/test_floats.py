@@ -62,20 +62,28 @@ def gradients(f: Callable[..., Any], model: nn.Module, x: Tensor) -> list[Tensor
     return [y, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def test_floats_that_an_op_needs_are_traced_once(traces: Traces) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.0))
-    x = randn(5, 4)
+def test_floats_of_modules_are_no_arguments(traces: Traces) -> None:
+    model, x = Scaled(), randn(5, 8)
     torch.testing.assert_close(compiled(model)(x), model(x))
-    # Without fix_floats AOTAutograd traces the graph, and again without its floats.
+    # Otherwise AOTAutograd traces the graph, and again without its floats.
     assert tuple(map(len, traces)) == (1, 1)
 
 
 def test_floats_that_autograd_needs_are_dropped_from_the_graph(traces: Traces) -> None:
-    model, x = Scaled(), randn(5, 8)
-    want = gradients(model, model, x)
-    torch.testing.assert_close(gradients(compiled(model), model, x), want)
+    model, x, numbers = Scaled(), randn(5, 8), (-0.5, 0.3)
+    f = lambda x, low, slope: F.leaky_relu(model(x).clamp(min=low), slope)
+    torch.testing.assert_close(compiled(f)(x, *numbers), f(x, *numbers))
     # Dynamo would begin again only to drop the bound and the slope.
     assert tuple(map(len, traces)) == (1, 2)
+
+
+def test_a_float_of_a_module_that_changes_becomes_an_argument(traces: Traces) -> None:
+    model, x = Scaled(), randn(5, 8)
+    run = compiled(model)
+    for factor in (1.5, 0.5, 0.25, 2.0):
+        model.factor = factor
+        torch.testing.assert_close(run(x), model(x))
+    assert len(traces[0]) == 2
 
 
 @pytest.mark.parametrize("name", ("low", "slope", "factor", "norm.eps"))
