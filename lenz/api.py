@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch.fx import GraphModule
 
 from lenz.debug import torch_logs
@@ -19,7 +18,7 @@ from lenz.debug.trace import Recorder, new_folder
 from lenz.errors import LenzError, Unsupported, UserError
 from lenz.frontend import FxProgram, caller
 from lenz.frontend.calls import unwritable
-from lenz.frontend.floats import drop, fix_floats
+from lenz.frontend.floats import fix_floats, without_floats
 from lenz.frontend.levels import inside_level
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import is_asked
@@ -112,7 +111,6 @@ def compile_graph(
     count(recompiles=is_again())
     try:
         fix_floats(gm, example_inputs)
-        unit.arguments = arguments_of(gm)
         if has_fakes(example_inputs):
             raise Unsupported("an argument is a fake tensor, which has no memory for kernels")
         tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
@@ -124,7 +122,9 @@ def compile_graph(
             raise Unsupported(why_eager)
         bound_integers(gm, example_inputs)
         unit.trace = None if unit.is_watched else trace_of(gm, example_inputs, options, unit.named)
-        if unit.trace is not None and (run := unit.trace.load(_run_of, example_inputs)) is not None:
+        run = unit.trace.load(_run_of, example_inputs) if unit.trace is not None else None
+        unit.arguments = arguments_of(gm)  # loading may drop some
+        if run is not None:
             return run
         if options.background and not unit.is_watched:
             from lenz.first_calls.background import in_background
@@ -227,15 +227,14 @@ class _Unit:
         """The callable from AOTAutograd, traced again without floats that must be constants."""
         from lenz.frontend.capture import capture  # and AOTAutograd, which takes 0.2 s
 
-        native, floats = native_names(store_in(self.options)), list[list[int]]()
-        compile, how = self.compile_fx, self.options
-        while True:
-            try:
-                run = capture(self.gm, inputs, compile, how, native, name, self.entered, failed)
-                break
-            except TensorifyScalarRestartAnalysis:
-                floats.append(drop(self.gm, inputs))
-                self.arguments = arguments_of(self.gm)
+        native, how = native_names(store_in(self.options)), self.options
+
+        def trace() -> Callable[..., Any]:
+            self.arguments = arguments_of(self.gm)
+            told = native, name, self.entered, failed
+            return capture(self.gm, inputs, self.compile_fx, how, *told)
+
+        run, floats = without_floats(self.gm, inputs, trace)
         if self.trace is not None:
             self.trace.traced(floats)
         return run

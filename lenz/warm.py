@@ -22,7 +22,7 @@ from lenz.debug.failing import fault, in_eager, recorder_of
 from lenz.errors import InternalError
 from lenz.frontend import FxProgram, wrapping
 from lenz.frontend.asked import Moment, asked
-from lenz.frontend.floats import drop
+from lenz.frontend.floats import drop_floats
 from lenz.frontend.identity import Untold
 from lenz.frontend.levels import unbatched
 from lenz.frontend.program import GraphKind, boxed, boxed_eager
@@ -120,7 +120,7 @@ class TraceRecord:
 
     def ask(self, entry: Mapping[str, Any], inputs: list[Any]) -> None:
         """Drop the arguments of the graph that the entry lacks, and add its guards."""
-        self.floats = [drop(self.gm, inputs, places) for places in entry["floats"]]
+        self.floats = [drop_floats(self.gm, inputs, places) for places in entry["floats"]]
         self.moment.ask(entry["guards"])
 
     def load(self, again: Compile, inputs: list[Any]) -> Callable[..., Any] | None:

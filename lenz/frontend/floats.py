@@ -8,9 +8,9 @@ arguments: everything is traced twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch._functorch.config as functorch_config
@@ -28,6 +28,8 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from lenz.frontend.saved import is_asked
 from lenz.frontend.values import added
+
+T = TypeVar("T")
 
 # Functions whose float arguments have the schema type `float`, which takes no SymFloat: tracing
 # reads their value and guards on it.
@@ -56,10 +58,10 @@ def fix_floats(gm: GraphModule, inputs: list[Any]) -> None:
     if new := [name for name in names if not TensorifyState.should_specialize(name)]:
         for name in new:
             TensorifyState.specialize(name)
-        drop(gm, inputs)
+        drop_floats(gm, inputs)
 
 
-def drop(gm: GraphModule, inputs: list[Any], places: Sequence[int] = ()) -> list[int]:
+def drop_floats(gm: GraphModule, inputs: list[Any], places: Sequence[int] = ()) -> list[int]:
     """Drop the floats that are constants from the arguments of Dynamo's graph, and from `inputs`.
 
     They are those that AOTAutograd or `places` asks for; returns the places of all. Dynamo would
@@ -90,6 +92,21 @@ def drop(gm: GraphModule, inputs: list[Any], places: Sequence[int] = ()) -> list
         # The fake arguments may be as the first trace has left them.
         context.fake_mode = FakeTensorMode(shape_env=getattr(context.fake_mode, "shape_env", None))
     return found
+
+
+def without_floats(
+    gm: GraphModule, inputs: list[Any], trace: Callable[[], T]
+) -> tuple[T, list[list[int]]]:
+    """Run `trace` until AOTAutograd asks for no more constants.
+
+    Returns its result, and the places of the floats that were dropped each time.
+    """
+    dropped = list[list[int]]()
+    while True:
+        try:
+            return trace(), dropped
+        except TensorifyScalarRestartAnalysis:
+            dropped.append(drop_floats(gm, inputs))
 
 
 def is_own(gm: GraphModule) -> bool:
