@@ -106,6 +106,7 @@ def typed(*operands: Expr | Number) -> tuple[Expr, ...]:
 # As in torch, sum, product, minimum and maximum of bools are logical. The four ops accept bool, so
 # that the type rule shows it.
 _BOOL_FORMS = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}
+_ROUNDINGS = ("floor", "ceil", "trunc", "round")
 
 
 def _fold(op: Op, args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
@@ -140,10 +141,18 @@ def _ones(e: Expr) -> bool:
     return value == (1 if e.dtype is BOOL else const(-1, e.dtype).attrs[0])
 
 
-@rule("add")
-def _add(x: Expr, y: Expr) -> Expr | None:
-    # x + 0.0 would turn -0.0 into 0.0; x + -0.0 is x for every x.
-    return x if _zero(y) or (y.dtype.is_float and is_value(y, -0.0)) else None
+# x + 0.0 would turn -0.0 into 0.0; x + -0.0 is x for every x.
+rule("add")(lambda x, y: x if _zero(y) or (y.dtype.is_float and is_value(y, -0.0)) else None)
+rule("mul")(lambda x, y: x if is_value(y, 1) else y if _zero(y) else None)
+rule("neg")(lambda x: x.args[0] if x.op.name == "neg" else None)
+rule(*_ROUNDINGS)(lambda x: x if x.op.name in _ROUNDINGS else None)
+rule("minimum", "maximum", "fmin", "fmax")(lambda x, y: x if x is y else None)
+rule("and")(lambda x, y: x if x is y or _ones(y) else y if _zero(y) else None)
+rule("or")(lambda x, y: x if x is y or _zero(y) else y if _ones(y) else None)
+rule("shl", "shr", "shift_left", "shift_right")(lambda x, y: x if _zero(y) else None)
+rule("eq", "le", "ge")(lambda x, y: const(True, BOOL) if x is y and not x.dtype.is_float else None)
+rule("lt", "gt")(lambda x, y: const(False, BOOL) if x is y else None)
+rule("narrow")(lambda x, to: x.args[0] if x.op.name == "cast" and x.args[0].dtype is to else None)
 
 
 @rule("sub")
@@ -151,11 +160,6 @@ def _sub(x: Expr, y: Expr) -> Expr | None:
     if _zero(y) or (y.dtype.is_float and is_value(y, 0.0)):
         return x
     return const(0, x.dtype) if x is y and x.dtype.is_integer else None
-
-
-@rule("mul")
-def _mul(x: Expr, y: Expr) -> Expr | None:
-    return x if is_value(y, 1) else y if _zero(y) else None
 
 
 @rule("div")
@@ -173,36 +177,11 @@ def _div(x: Expr, y: Expr) -> Expr | None:
     return None
 
 
-@rule("neg")
-def _neg(x: Expr) -> Expr | None:
-    return x.args[0] if x.op.name == "neg" else None
-
-
 @rule("abs")
 def _abs(x: Expr) -> Expr | None:
     if x.op.name == "abs" or x.dtype.kind == "uint":
         return x
     return apply(op_named("abs"), x.args[0]) if x.op.name == "neg" else None
-
-
-@rule("floor", "ceil", "trunc", "round")
-def _integral(x: Expr) -> Expr | None:
-    return x if x.op.name in ("floor", "ceil", "trunc", "round") else None
-
-
-@rule("minimum", "maximum", "fmin", "fmax")
-def _extremum(x: Expr, y: Expr) -> Expr | None:
-    return x if x is y else None
-
-
-@rule("and")
-def _and(x: Expr, y: Expr) -> Expr | None:
-    return x if x is y or _ones(y) else y if _zero(y) else None
-
-
-@rule("or")
-def _or(x: Expr, y: Expr) -> Expr | None:
-    return x if x is y or _zero(y) else y if _ones(y) else None
 
 
 @rule("xor")
@@ -223,26 +202,11 @@ def _not(x: Expr) -> Expr | None:
     return None if opposite is None else apply(op_named(opposite), *x.args)
 
 
-@rule("shl", "shr", "shift_left", "shift_right")
-def _shift(x: Expr, y: Expr) -> Expr | None:
-    return x if _zero(y) else None
-
-
-@rule("eq", "le", "ge")
-def _reflexive(x: Expr, y: Expr) -> Expr | None:
-    return const(True, BOOL) if x is y and not x.dtype.is_float else None
-
-
 @rule("ne")
 def _ne(x: Expr, y: Expr) -> Expr | None:
     if x is y and not x.dtype.is_float:
         return const(False, BOOL)
     return x if x.dtype is BOOL and _zero(y) else None
-
-
-@rule("lt", "gt")
-def _irreflexive(x: Expr, y: Expr) -> Expr | None:
-    return const(False, BOOL) if x is y else None
 
 
 @rule("where")
@@ -267,11 +231,6 @@ def _cast(x: Expr, to: DType) -> Expr | None:
     if x.op.name == "cast" and is_nan_kept and holds_exactly(x.dtype, x.args[0].dtype):
         return apply(op_named("cast"), x.args[0], attrs=(to,))
     return None
-
-
-@rule("narrow")
-def _narrow(x: Expr, to: DType) -> Expr | None:
-    return x.args[0] if x.op.name == "cast" and x.args[0].dtype is to else None
 
 
 @rule("bitcast")
