@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr, load, loads_of, renaming
-from lenz.ir.syntax import exprs_in, map_values, slots_in
+from lenz.ir.syntax import exprs_in, map_fields, map_values, slots_in
 from lenz.ir.tensor import Axis, Buffer, axes_for
 from lenz.records import dataclass, field, replace
 from lenz.sym import Sym, SymEnv
@@ -333,7 +333,8 @@ def loop_axes(n: Loop) -> tuple[Axis, ...]:
     return n.axes + n.raxes if isinstance(n, Reduction) else n.axes
 
 
-_READ = frozenset({"use", "args"})
+_USED = frozenset({"use"})
+_READ = _USED | {"args"}
 
 
 def reads_of(n: object) -> tuple[str, ...]:
@@ -413,18 +414,16 @@ def held_for_good(nodes: Sequence[object]) -> frozenset[str]:
 
 def rename_reads(n: Node, same: dict[str, str]) -> Node:
     """The node with its operands renamed."""
-    new: dict[str, Any] = {}
-    for slot in slots_in(n, _READ):
-        if slot.kind == "use" and slot.is_list:
-            new[slot.field] = tuple([same.get(name, name) for name in slot.get(n)])
-        elif slot.kind == "use":
-            new[slot.field] = same.get(slot.get(n), slot.get(n))
-        elif isinstance(n, Extern):
-            new["args"] = tuple([_atom(a, same) for a in n.args])
-            new["kwargs"] = tuple([(k, _atom(a, same)) for k, a in n.kwargs])
-    if isinstance(n, LOOPS):
-        n = map_bodies(n, renaming(lambda name: same.get(name, name)))
-    return replace(n, **new)
+    name_of: Callable[[str], str] = lambda name: same.get(name, name)
+    new: Callable[[Any], Any] = lambda x: (
+        name_of(x) if isinstance(x, str) else tuple(map(name_of, x))
+    )
+    n = map_values(map_fields(n, _USED, new), renaming(name_of))
+    if not isinstance(n, Extern):
+        return n
+    args = tuple([_atom(a, same) for a in n.args])
+    kwargs = tuple([(k, _atom(a, same)) for k, a in n.kwargs])
+    return replace(n, args=args, kwargs=kwargs)
 
 
 def _atom(a: Atom, same: dict[str, str]) -> Atom:

@@ -46,7 +46,7 @@ from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, loads_of, nodes_of, reindex, renaming
 from lenz.ir.graph import Extern, Graph, ReduceKind, ScanKind, UpdateMode, View, acc_dtype
 from lenz.ir.op import LOAD, MASKED, REF
-from lenz.ir.syntax import exprs_in, map_values, slots_in
+from lenz.ir.syntax import exprs_in, map_fields, map_values, slots_in
 from lenz.ir.tensor import Axis
 from lenz.records import dataclass, field, replace
 from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, product, substitute
@@ -256,8 +256,7 @@ def bodies_of(s: Stmt) -> tuple[tuple[Stmt, ...], ...]:
 
 def map_bodies(s: Stmt, f: Callable[[tuple[Stmt, ...]], tuple[Stmt, ...]]) -> Stmt:
     """The statement with f applied to each of its bodies."""
-    new: dict[str, Any] = {x.field: f(x.get(s)) for x in slots_in(s, _BODIES)}
-    return replace(s, **new) if new else s
+    return map_fields(s, _BODIES, f)
 
 
 def in_loops(
@@ -302,14 +301,11 @@ def renamed(body: tuple[Stmt, ...], names: Mapping[str, str]) -> tuple[Stmt, ...
 
 def _with_fields(s: Stmt | LookBack, kinds: frozenset[str], f: Callable[[Any], Any]) -> Any:
     """The statement with each field of some kinds replaced by f of it; also within a look-back."""
-    new: dict[str, Any] = {}
-    for slot in slots_in(s, kinds):
-        value = slot.get(s)
-        if slot.kind != "look_back":
-            new[slot.field] = f(value)
-        elif value is not None:
-            new[slot.field] = _with_fields(value, kinds, f)
-    return replace(s, **new) if new else s
+
+    def new(x: Any) -> Any:
+        return _with_fields(x, kinds, f) if isinstance(x, LookBack) else x if x is None else f(x)
+
+    return map_fields(s, kinds, new)
 
 
 def syms_in(s: Stmt | LookBack) -> Iterator[Sym]:

@@ -97,11 +97,13 @@ def exprs_in(x: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def map_values(x: T, f: Callable[[Any], Any]) -> T:
-    """A node or statement with f applied to every expression."""
-    new: dict[str, Any] = {}
-    for slot in slots_in(x, VALUES):
-        value = slot.get(x)
-        new[slot.field] = tuple([f(e) for e in value]) if isinstance(value, tuple) else f(value)
+def map_fields(x: T, kinds: frozenset[str], f: Callable[[Any], Any]) -> T:
+    """A node or statement with f applied to each field of these kinds."""
+    new = {slot.field: f(slot.get(x)) for slot in slots_in(x, kinds)}
     node: Any = x
     return replace(node, **new) if new else x
+
+
+def map_values(x: T, f: Callable[[Any], Any]) -> T:
+    """A node or statement with f applied to every expression."""
+    return map_fields(x, VALUES, lambda v: tuple(map(f, v)) if isinstance(v, tuple) else f(v))
