@@ -38,6 +38,12 @@ def polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
     return total
 
 
+def odd_polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
+    """x + x^3 p(x^2)."""
+    s = x * x
+    return fma(s * x, polynomial(coefficients, s), x)
+
+
 def to_nearest(x: Expr) -> tuple[Expr, Expr]:
     """The integer nearest to x, as f32 and as i32, for |x| < 2^22.
 
@@ -162,8 +168,7 @@ def log1p(x: Expr) -> Expr:
 
 def tanh(x: Expr) -> Expr:
     """The hyperbolic tangent: a polynomial near zero, an exponential beyond."""
-    s = x * x
-    near = fma(s * x, polynomial(c.TANH, s), x)
+    near = odd_polynomial(c.TANH, x)
     size = abs(x)
     far = 1.0 - 2.0 / (exp(size + size) + 1.0)
     return copysign(where(size < 0.65, near, far), x)  # near loses the sign of -0.0
@@ -203,8 +208,7 @@ def _minus_pi_times(x: Expr, k: Expr) -> Expr:
 
 def sin_reduced(r: Expr) -> Expr:
     """sin(r) for |r| <= pi/2."""
-    s = r * r
-    return fma(s * r, polynomial(c.SIN, s), r)
+    return odd_polynomial(c.SIN, r)
 
 
 def _sin_turned(r: Expr, k: Expr) -> Expr:
@@ -237,17 +241,10 @@ def cos(x: Expr) -> Expr:
 def tan(x: Expr) -> Expr:
     """The tangent of an angle in radians."""
     whole, k = to_nearest(x * (2.0 / math.pi))
-    r = _minus_pi_times(x, whole * 0.5)
-    s = r * r
-    t = fma(s * r, polynomial(c.TAN, s), r)
+    t = odd_polynomial(c.TAN, _minus_pi_times(x, whole * 0.5))
     odd = ne(k & 1, 0)
     found = where(eq(x, 0.0), x, where(odd, -1.0 / t, t))
     return or_libm("tan", _beyond(x), x, found)
-
-
-def _atan_unit(x: Expr) -> Expr:
-    s = x * x
-    return fma(s * x, polynomial(c.ATAN, s), x)
 
 
 # pi/2 in two parts of f32.
@@ -258,7 +255,7 @@ def atan(x: Expr) -> Expr:
     """The inverse tangent, in radians."""
     size = abs(x)
     great = size > 1.0
-    inner = _atan_unit(where(great, 1.0 / size, size))
+    inner = odd_polynomial(c.ATAN, where(great, 1.0 / size, size))
     outer = _HALF_PI[0] - (inner - _HALF_PI[1])
     return copysign(where(great, outer, inner), x)
 
@@ -271,7 +268,7 @@ def atan2(y: Expr, x: Expr) -> Expr:
     # For two zeros the ratio is 0, for two infinities 1 (C99 annex F).
     ratio = where(eq(high, 0.0), 0.0, low / high)
     ratio = where(eq(low, _INF), 1.0, ratio)
-    angle = _atan_unit(ratio)
+    angle = odd_polynomial(c.ATAN, ratio)
     angle = where(steep, _HALF_PI[0] - (angle - _HALF_PI[1]), angle)
     left = bitcast(x, I32) < 0
     turned = 2 * _HALF_PI[0] - (angle - 2 * _HALF_PI[1])
@@ -280,18 +277,13 @@ def atan2(y: Expr, x: Expr) -> Expr:
     return where(eq(x, x), where(eq(y, y), found, y), x)
 
 
-def _asin_half(x: Expr) -> Expr:
-    s = x * x
-    return fma(s * x, polynomial(c.ASIN, s), x)
-
-
 def asin(x: Expr) -> Expr:
     """The inverse sine, in radians; NaN outside [-1, 1]."""
     size = abs(x)
     great = size > 0.5
     # asin(x) = pi/2 - 2 asin(sqrt((1 - x)/2)).
     root = sqrt(fma(size, -0.5, 0.5))
-    inner = _asin_half(where(great, root, size))
+    inner = odd_polynomial(c.ASIN, where(great, root, size))
     outer = fma(inner, -2.0, _HALF_PI[1]) + _HALF_PI[0]
     return copysign(where(great, outer, inner), x)
 
@@ -301,7 +293,7 @@ def acos(x: Expr) -> Expr:
     size = abs(x)
     great = size > 0.5
     root = sqrt(fma(size, -0.5, 0.5))
-    inner = _asin_half(where(great, root, x))
+    inner = odd_polynomial(c.ASIN, where(great, root, x))
     twice = inner + inner
     pi = 2 * _HALF_PI[0] - (twice - 2 * _HALF_PI[1])
     middle = _HALF_PI[0] - (inner - _HALF_PI[1])

@@ -86,8 +86,7 @@ def sigmoid(x: Expr) -> Expr:
 
 def tanh(x: Expr) -> Expr:
     """The hyperbolic tangent: a polynomial near zero, 1 - 2 / (e^2x + 1) beyond."""
-    s = x * x
-    near = fma(s * x, polynomial(c.TANH, s), x)
+    near = poly.odd_polynomial(c.TANH, x)
     power = apply(EXP2_UNIT, abs(x) * (2.0 * _LOG2_E))
     far = fma(apply(RCP_UNIT, power + 1.0), -2.0, 1.0)
     return copysign(where(abs(x) < 0.65, near, far), x)
