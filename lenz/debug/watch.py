@@ -79,6 +79,16 @@ class Watch:
 Watching: TypeAlias = Callable[[Watched], Watch]
 
 
+def _to_all(event: str, step: int = 1) -> Any:
+    """The method that tells all watches of an event, the last one first with step -1."""
+
+    def tell(self: Several, *told: Any) -> None:
+        for w in self.all[::step]:
+            getattr(w, event)(*told)
+
+    return tell
+
+
 class Several(Watch):
     """Watches that see the same graph."""
 
@@ -86,25 +96,8 @@ class Several(Watch):
         super().__init__(graph)
         self.all = [w(graph) for w in watches]
 
-    def begin(self, args: Tensors) -> None:
-        for w in self.all:
-            w.begin(args)
-
-    def made(self, k: int, t: torch.Tensor) -> None:
-        for w in self.all:
-            w.made(k, t)
-
-    def before(self, k: int, tensors: Tensors, sizes: Sequence[int] = ()) -> None:
-        for w in self.all:
-            w.before(k, tensors, sizes)
-
-    def after(self, k: int, tensors: Tensors) -> None:
-        for w in reversed(self.all):
-            w.after(k, tensors)
-
-    def end(self, results: Tensors) -> None:
-        for w in reversed(self.all):
-            w.end(results)
+    begin, made, before = map(_to_all, ("begin", "made", "before"))
+    after, end = _to_all("after", -1), _to_all("end", -1)
 
 
 def shown_to(watch: Watch, run: Boxed) -> Boxed:
