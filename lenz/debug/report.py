@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.fx import Node
 
 from lenz.debug.names import titled
 from lenz.debug.traffic import touched
 from lenz.errors import some
+from lenz.ir.alive import aliased, bytes_alive
 from lenz.ir.expr import nodes_of
-from lenz.ir.graph import Extern, Named, buffers_of, outs_of, reads_of, roots_of
+from lenz.ir.graph import Extern, Graph, Named, buffers_of, outs_of, reads_of, roots_of
 from lenz.ir.kernel import Kernel, Launch, Rejected, Schedule, exprs_of
-from lenz.ir.plan import Alloc, Free, Plan, Reuse
+from lenz.ir.plan import Alloc, CallStep, Free, LaunchStep, Plan, Reuse
 from lenz.ir.printer import show
 from lenz.records import dataclass, field
 from lenz.sym import SymEnv
@@ -294,3 +297,48 @@ def allocs_report(p: Plan, env: SymEnv) -> tuple[AllocReport, ...]:
             size = env.hint(s.type.nbytes)
             made.append(AllocReport(s.name, size, s.type.dtype.name, freed.get(s.name), source))
     return tuple(made)
+
+
+def timeline(p: Plan, s: Schedule, env: SymEnv) -> tuple[MemoryReport, ...]:
+    """Return the bytes alive at each launch and call of a plan, at the sizes of the example.
+
+    Arguments, constants and memory that libraries allocate for themselves do not count. A result of
+    a call counts as its own memory unless it aliases an argument.
+    """
+    made = [b for n in s.steps if isinstance(n, Extern) for b in outs_of(n)]
+    sizes = {b.name: env.hint(b.type.nbytes) for b in made}
+    sizes |= {x.name: env.hint(x.type.nbytes) for x in p.flat if isinstance(x, Alloc)}
+    return tuple(
+        MemoryReport(x.op if isinstance(x, CallStep) else x.kernel, level)
+        for x, level in zip(p.flat, bytes_alive(p.flat, sizes, aliased(s), {}), strict=True)
+        if isinstance(x, CallStep | LaunchStep)
+    )
+
+
+def graph_report(
+    program: Any, g: Graph, s: Schedule, p: Plan, steps: Sequence[KernelReport | ExternReport]
+) -> GraphReport:
+    """Describe a graph of a `frontend.FxProgram` by what became of it; `steps` are its launches."""
+    return _about(
+        program,
+        kernels=tuple(x for x in steps if isinstance(x, KernelReport)),
+        externs=tuple(x for x in steps if isinstance(x, ExternReport)),
+        allocs=allocs_report(p, g.env),
+        rejected=s.rejected,
+        ir=show(g, origins=True),
+        facts=tuple(text for name, f in program.facts.items() for text in f.told(name)),
+        timeline=timeline(p, s, g.env),
+    )
+
+
+def refused_report(program: Any, why: str, calls: Sequence[tuple[Node, str]]) -> GraphReport:
+    """Describe a graph that runs in eager, by its calls with the user's lines."""
+    named = [(str(n.target), n.name, line) for n, line in calls]
+    externs = tuple(ExternReport(op, why, (n,), (), (n, line)) for op, n, line in named)
+    return _about(program, externs=externs, skips=(why,))
+
+
+def _about(program: Any, **more: Any) -> GraphReport:
+    """A report with what a program itself tells."""
+    own = ("name", "kind", "guards", "ended_by", "calls")
+    return GraphReport(**{name: getattr(program, name) for name in own}, **more)

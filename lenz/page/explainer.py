@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lenz.api import compile_graph
-from lenz.debug.report import ExternReport, GraphReport, KernelReport, launches_report
-from lenz.debug.timeline import graph_report, refused_report
+from lenz.debug import report
+from lenz.debug.report import ExternReport, GraphReport, KernelReport
 from lenz.debug.trace import Recorder
 from lenz.debug.watch import Watching
 from lenz.frontend import FxProgram, origin
@@ -46,8 +46,8 @@ class Explainer:
         p = made.program
         if isinstance(made.call, Replayed):
             self.replayed[len(self.graphs)] = made.call
-        steps = launches_report(made.schedule, {q.name: q.source for q in p.placeholders})
-        told = graph_report(p, made.graph, made.schedule, made.plan, steps)
+        steps = report.launches_report(made.schedule, {q.name: q.source for q in p.placeholders})
+        told = report.graph_report(p, made.graph, made.schedule, made.plan, steps)
         told = replace(told, timings=dict(recorder.times), source=made.told, autotune=made.tuned)
         self.graphs.append(told)
         self.note(p, graph_data(made.schedule, made.plan, made.code.text, steps))
@@ -55,7 +55,8 @@ class Explainer:
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
         """Describe a graph that runs in eager: each op is a launch."""
-        told = refused_report(program, why, [(n, origin(n, program.called)) for n in program.nodes])
+        calls = [(n, origin(n, program.called)) for n in program.nodes]
+        told = report.refused_report(program, why, calls)
         self.graphs.append(told)
         self.note(program, eager_data(told))
         return self.counted(run, told.externs)

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lenz.debug.profile import Profile, Ran
-from lenz.debug.report import Tried, TuneReport, launches_report
-from lenz.debug.timeline import graph_report
+from lenz.debug.report import Tried, TuneReport, graph_report, launches_report
 from lenz.lower import lower
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.page.report import Report
