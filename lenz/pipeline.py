@@ -10,9 +10,8 @@ import torch
 from torch.fx import GraphModule
 
 from lenz.context import Context
-from lenz.debug.ranges import ranged
 from lenz.debug.report import TuneReport, fusions
-from lenz.debug.watch import Several, Watched, Watching, shown_to, watching_of
+from lenz.debug.watch import Several, Watched, Watching, ranged, shown_to, watching_of
 from lenz.frontend import FxProgram
 from lenz.halves import Entry
 from lenz.ir.dtype import dtype_of

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from lenz.debug.between import title_of
+from lenz.debug.names import titled
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.plan import Boxed, Plan
 from lenz.options import Options
@@ -100,6 +102,29 @@ class Several(Watch):
     after, end = _to_all("after", -1), _to_all("end", -1)
 
 
+class Ranges(Watch):
+    """A range of torch.profiler around each launch and call, with the name of the kernel or op."""
+
+    def before(self, k: int, tensors: Tensors, sizes: Sequence[int] = ()) -> None:
+        made: Any = torch.profiler.record_function  # torch gives its methods no types
+        self.open = made(title_of(self.steps[k]))
+        self.open.__enter__()
+
+    def after(self, k: int, tensors: Tensors) -> None:
+        self.open.__exit__(None, None, None)
+
+
+def ranged(run: Boxed, name: str) -> Boxed:
+    """`run`, in a range of torch.profiler with the graph's name."""
+    title = titled(name)
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        with torch.profiler.record_function(title):
+            return run(args)
+
+    return call
+
+
 def shown_to(watch: Watch, run: Boxed) -> Boxed:
     """`run`, with the start and end of each call reported to `watch`."""
 
@@ -116,8 +141,6 @@ def watching_of(options: Options) -> Sequence[Watching]:
     """The watches that options ask for."""
     found: list[Watching] = []
     if options.ranges == "kernels":
-        from lenz.debug.ranges import Ranges
-
         found.append(Ranges)
     if options.profile:
         from lenz.debug.profile import of_process
