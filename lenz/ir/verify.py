@@ -14,13 +14,12 @@ from lenz.ir.dtype import BOOL, I32, I64
 from lenz.ir.expr import Expr
 from lenz.ir.graph import Graph
 from lenz.ir.kernel import Kernel, Launch, Schedule
-from lenz.ir.plan import Plan
+from lenz.ir.plan import BindSize, CallStep, Input, LaunchStep, Plan, Step, launched
 from lenz.ir.printer import line_of
 from lenz.ir.tensor import Axis, Buffer, Layout
 from lenz.ir.verify_kernel import check_kernel
-from lenz.ir.verify_plan import check_plan
 from lenz.ir.verify_rules import RULES, Broken, Held, Known, Load, broken
-from lenz.sym import ZERO, Int, Sym, Var, prove_eq, prove_le
+from lenz.sym import ZERO, Int, Sym, Var, as_multiple, prove_eq, prove_le
 from lenz.sym import show as show_sym
 
 __all__ = ["RULES", "verify"]
@@ -40,7 +39,7 @@ def verify(x: Graph | Kernel | Plan | Schedule, told: Mapping[str, Layout] | Non
             case Kernel():
                 check_kernel(x)
             case Plan():
-                check_plan(x)
+                _check_plan(x)
             case Schedule():
                 _check_graph(x.graph)
                 _check_steps(x)
@@ -253,3 +252,51 @@ def _check_steps(s: Schedule) -> None:
             if type.dtype is not p.dtype or type.device != step.device:
                 what = f"%{name} is {type.dtype} on {type.device}"
                 broken("launch", f"{what}, %{p.name} is {p.dtype} on {step.device}", step)
+
+
+def _check_plan(p: Plan) -> None:
+    m = Known("alloc-before-use")
+    for i in (*p.inputs, *p.constants):
+        if isinstance(i, Input):
+            m.define(i.name, i.type, i)
+        elif (found := as_multiple(i.value)) is not None:
+            m.sizes[found[0]] = None
+    for step in p.flat:
+        _check_step(step, m, p)
+    for name in graph.atom_refs(p.outputs):
+        if name in m.dead:
+            broken("output-kept", f"the output %{name} was freed or reused", p.outputs)
+    m.atoms(p.outputs, p.outputs)
+    if p.results and len(p.results) != len(p.outputs):
+        broken("results", f"{len(p.results)} types of {len(p.outputs)} outputs", p)
+    if any(k >= len(p.results) for k in p.saved):
+        broken("results", f"a saved result is not one of {len(p.results)}", p)
+    for name in p.kernels:
+        if name not in launched(p.steps):
+            broken("kernel-listed", f"@{name} is listed, but not launched", p)
+
+
+def _check_step(s: Step, m: Known, p: Plan) -> None:
+    m.walk(s)
+    match s:
+        case BindSize():
+            m.sizes[s.var] = None
+        case LaunchStep() if s.kernel not in p.kernels:
+            broken("kernel-listed", f"@{s.kernel} is not in the list of kernels", s)
+        case CallStep():
+            _call(s, m)
+
+
+def _call(s: CallStep, m: Known) -> None:
+    outs = [o for o in s.outs if isinstance(o, str)]
+    given = graph.names_in(s)
+    if s.draws == "key" and given:
+        broken("key-first", f"a key depends on %{given[0]}", s)
+    m.held.call(s.holds, map(m.root, (*given, *outs)), outs, s.waits)
+    for o in s.outs:
+        if isinstance(o, Sym):
+            m.sizes.update(dict.fromkeys(o.free_vars))
+        elif o is not None and s.into:
+            m.use(o, s)
+        elif o is not None:
+            m.define(o, None, s)
