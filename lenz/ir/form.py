@@ -128,24 +128,28 @@ def part_of(
     return listed, [several], f"({kind.grammar}),*" if " " in kind.grammar else f"{kind.grammar},*"
 
 
+def _parts(
+    p: Piece, kinds: Mapping[str, Kind], stops: tuple[str, ...], own: Any = None
+) -> tuple[list[Show], list[Reading], str]:
+    """Printer, reader and grammar of all texts and fields of a piece; `own` reads a field."""
+    made = []
+    for k, item in enumerate(p.items):
+        behind = [x for x in p.items[k + 1 :] if isinstance(x, str)]
+        ends = tokens(behind[0])[:1] if behind else stops
+        made.append(part_of(item, kinds, ends, own or getattr(item, "get", str)))
+    shows, reads, grammar = zip(*made, strict=True)
+    return [*shows], [x for part in reads for x in part], " ".join(filter(None, grammar))
+
+
 def _piece(
     p: Piece, cls: Any, kinds: Mapping[str, Kind], stops: tuple[str, ...]
 ) -> tuple[list[Show], list[Reading], str]:
     """Printer, reader and grammar of one piece of a SYNTAX."""
-    shows: list[Show] = []
-    reads: list[Reading] = []
-    grammar = []
-    for k, item in enumerate(p.items):
-        behind = [x for x in p.items[k + 1 :] if isinstance(x, str)]
-        ends = tokens(behind[0])[:1] if behind else stops
-        show, read, text = part_of(item, kinds, ends, item.get if isinstance(item, Slot) else str)
-        shows.append(show)
-        reads += read
-        grammar.append(text)
+    shows, reads, grammar = _parts(p, kinds, stops)
     if not p.field:
-        return shows, reads, " ".join(filter(None, grammar))
-    found = _optional(p, cls, shows, reads)
-    return [found[0]], [found[1]], f"[{' '.join(filter(None, grammar))}]"
+        return shows, reads, grammar
+    show, read = _optional(p, cls, shows, reads)
+    return [show], [read], f"[{grammar}]"
 
 
 def _optional(p: Piece, cls: Any, shows: list[Show], reads: list[Reading]) -> tuple[Show, Reading]:
@@ -229,12 +233,9 @@ class _Line:
         self.each = text.endswith("+")
         p = piece_of(text.removesuffix("+"))
         slot = next(x for x in p.items if isinstance(x, Slot))
-        parts = [part_of(x, kinds, (")",), lambda value: value) for x in p.items]
         self.field, self.get = slot.field, slot.get
         self.optional = bool(p.field)
         self.usual = self.each or self.optional
-        self.shows = [show for show, _, _ in parts]
-        self.reads = [x for _, reads, _ in parts for x in reads]
-        self.grammar = " ".join([grammar for _, _, grammar in parts])
+        self.shows, self.reads, self.grammar = _parts(p, kinds, (), lambda value: value)
         first = self.reads[0]
         self.words = (first,) if isinstance(first, str) else words.get(slot.kind, ())
