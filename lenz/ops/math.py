@@ -26,6 +26,12 @@ _LARGEST = 3.4e38
 _HALF_E = 1.3591409142295225
 
 
+def _entry(name: str, also: str = "", arity: int = 1, **facts: Any) -> Op:
+    """A function that torch has under its name, perhaps also under another; it takes integers."""
+    aten = (name, also)[: 1 + bool(also)]
+    return float_op(name, arity, aten=aten, promotion="int_to_float", **facts)
+
+
 def _function(
     name: str,
     *,
@@ -47,17 +53,8 @@ def _function(
     if expand:
         del forms["cpu"]
     forms["cuda"] = replace(forms["cuda"], types=on_gpu, expand=gpu, ulp=ulp_gpu)
-    return float_op(
-        name,
-        arity,
-        expand=expand or getattr(poly, name),
-        forms=forms,
-        aten=(name, also)[: 1 + bool(also)],
-        promotion="int_to_float",
-        cost=cost,
-        domain=domain,
-        ulp=ulp,
-    )
+    expand = expand or getattr(poly, name)
+    return _entry(name, also, arity, expand=expand, forms=forms, cost=cost, domain=domain, ulp=ulp)
 
 
 EXP = _function("exp", cost=10, domain=(-103.0, 88.7), ulp=1.5, gpu=units.exp, ulp_gpu=2.2)
@@ -133,35 +130,27 @@ def _expand_sigmoid_gpu(x: Expr) -> Expr:
     return units.sigmoid(x) if x.dtype is F32 else _expand_sigmoid(x)
 
 
-SIGMOID = float_op(
+SIGMOID = _entry(
     "sigmoid",
+    "special_expit",
     expand=_expand_sigmoid,
     forms=on(cuda=OpForm(expand=_expand_sigmoid_gpu, ulp=4.0)),
-    aten=("sigmoid", "special_expit"),
-    promotion="int_to_float",
     cost=17.0,
     domain=(-80.0, 80.0),
     ulp=2.5,
 )
-ERFINV = float_op(
+ERFINV = _entry(
     "erfinv",
+    "special_erfinv",
     types=(F32,),
     expand=poly.erfinv,
     forms=on(cuda=OpForm("libdevice.erfinv({0})", ulp=4.0)),
-    aten=("erfinv", "special_erfinv"),
-    promotion="int_to_float",
     cost=48.0,
     domain=(-0.9999, 0.9999),
     ulp=1.0,
 )
-LGAMMA = float_op(
-    "lgamma",
-    forms=library("lgamma", 1),
-    aten=("lgamma", "special_gammaln"),
-    promotion="int_to_float",
-    cost=150.0,
-    domain=(0.01, 100.0),
-    ulp=8.0,
+LGAMMA = _entry(
+    "lgamma", "special_gammaln", forms=library("lgamma", 1), cost=150, domain=(0.01, 100.0), ulp=8
 )
 NEXTAFTER = float_op("nextafter", 2, forms=library("nextafter", 2), aten=("nextafter",), cost=30.0)
 
