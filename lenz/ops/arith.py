@@ -81,50 +81,43 @@ def _round_text(dtype: DType, args: Types, xs: tuple[str, ...], _: Attrs) -> str
     return f"tl.where(tl.abs({xs[0]}) < {limit}, {signed}, {xs[0]})"
 
 
-def _arithmetic(name: str, sign: str, torch_form: Any, numpy_form: Any, **more: Any) -> Op:
+def _both(name: str, arity: int, types: Types, numpy_name: str, **facts: Any) -> Op:
+    """An op that torch and NumPy have; NumPy's serves for the types that torch lacks."""
+    eager = reference.with_numpy(getattr(torch, name), getattr(np, numpy_name))
+    return Op(name, arity, same(types), eager, **facts)
+
+
+def _arithmetic(name: str, sign: str, numpy_name: str, **more: Any) -> Op:
     """A sum or product of numbers; of bools it is logical."""
     logical, joined = ("or", "|") if name == "add" else ("and", "&")
     text = f"{{0}} {sign} {{1}}"
-    return Op(
-        name,
-        2,
-        same(COMPARABLE),
-        reference.with_numpy(torch_form, numpy_form),
-        forms=on(
-            cpu=by_kind({"float": f"f{name}", "int": name, "uint": name, "bool": logical}),
-            cuda=text_by_kind(float=text, int=text, uint=text, bool=f"{{0}} {joined} {{1}}"),
-        ),
-        commutes=True,
-        **more,
+    forms = on(
+        cpu=by_kind({"float": f"f{name}", "int": name, "uint": name, "bool": logical}),
+        cuda=text_by_kind(float=text, int=text, uint=text, bool=f"{{0}} {joined} {{1}}"),
     )
+    return _both(name, 2, COMPARABLE, numpy_name, forms=forms, commutes=True, **more)
 
 
-ADD = _arithmetic("add", "+", torch.add, np.add)
-SUB = Op(
+ADD = _arithmetic("add", "+", "add")
+SUB = _both(
     "sub",
     2,
-    same(NUMBERS),
-    reference.with_numpy(torch.sub, np.subtract),
+    NUMBERS,
+    "subtract",
     forms=on(cpu=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}), cuda="{0} - {1}"),
 )
-MUL = _arithmetic("mul", "*", torch.mul, np.multiply, aten=("mul", "multiply"))
-NEG = Op(
+MUL = _arithmetic("mul", "*", "multiply", aten=("mul", "multiply"))
+NEG = _both(
     "neg",
     1,
-    same(NUMBERS),
-    reference.with_numpy(torch.neg, np.negative),
+    NUMBERS,
+    "negative",
     # Triton turns the literal -0.0 into 0.0, and 0.0 - x would lose the sign of zero.
     forms=on(cpu=_emit_neg, cuda=text_by_kind(float="{0} * -1.0", int="0 - {0}", uint="0 - {0}")),
     aten=("neg", "negative"),
 )
-ABS = Op(
-    "abs",
-    1,
-    same(NUMBERS),
-    reference.with_numpy(torch.abs, np.abs),
-    forms=on(cpu=_emit_abs, cuda="tl.abs({0})"),
-    aten=("abs", "absolute"),
-)
+_ABS_FORMS = on(cpu=_emit_abs, cuda="tl.abs({0})")
+ABS = _both("abs", 1, NUMBERS, "abs", forms=_ABS_FORMS, aten=("abs", "absolute"))
 DIV = Op(
     "div",
     2,
@@ -174,16 +167,8 @@ COPYSIGN = _rounded(
 def _extreme(name: str, types: Types, triton: str | TritonForm) -> Op:
     """The minimum or maximum of two; ops with C's names return the other operand if one is NaN."""
     preds = ("olt", "lt") if name in ("minimum", "fmin") else ("ogt", "gt")
-    return Op(
-        name,
-        2,
-        same(types),
-        reference.with_numpy(getattr(torch, name), getattr(np, name)),
-        forms=on(cpu=_extremum(*preds, skip_nan=name in ("fmin", "fmax")), cuda=triton),
-        aten=(name,),
-        commutes=True,
-        cost=1.5,
-    )
+    forms = on(cpu=_extremum(*preds, skip_nan=name in ("fmin", "fmax")), cuda=triton)
+    return _both(name, 2, types, name, forms=forms, aten=(name,), commutes=True, cost=1.5)
 
 
 # As in torch, the sign of the zero in minimum(0.0, -0.0) and the like is not specified.
