@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from lenz.ir.dtype import DType
@@ -25,7 +24,7 @@ from lenz.ops.emission import (
     triton_type,
 )
 from lenz.ops.fold import apply, binary, typed, unary
-from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, float_op, int_of_width, same
+from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, float_op, int_of_width, number_op, same
 
 
 def _emit_neg(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
@@ -81,12 +80,6 @@ def _round_text(dtype: DType, args: Types, xs: tuple[str, ...], _: Attrs) -> str
     return f"tl.where(tl.abs({xs[0]}) < {limit}, {signed}, {xs[0]})"
 
 
-def _both(name: str, arity: int, types: Types, numpy_name: str, **facts: Any) -> Op:
-    """An op that torch and NumPy have; NumPy's serves for the types that torch lacks."""
-    eager = reference.with_numpy(getattr(torch, name), getattr(np, numpy_name))
-    return Op(name, arity, same(types), eager, **facts)
-
-
 def _arithmetic(name: str, sign: str, numpy_name: str, **more: Any) -> Op:
     """A sum or product of numbers; of bools it is logical."""
     logical, joined = ("or", "|") if name == "add" else ("and", "&")
@@ -95,29 +88,29 @@ def _arithmetic(name: str, sign: str, numpy_name: str, **more: Any) -> Op:
         cpu=by_kind({"float": f"f{name}", "int": name, "uint": name, "bool": logical}),
         cuda=text_by_kind(float=text, int=text, uint=text, bool=f"{{0}} {joined} {{1}}"),
     )
-    return _both(name, 2, COMPARABLE, numpy_name, forms=forms, commutes=True, **more)
+    return number_op(name, 2, same(COMPARABLE), numpy_name, forms=forms, commutes=True, **more)
 
 
 ADD = _arithmetic("add", "+", "add")
-SUB = _both(
+SUB = number_op(
     "sub",
     2,
-    NUMBERS,
+    same(NUMBERS),
     "subtract",
     forms=on(cpu=by_kind({"float": "fsub", "int": "sub", "uint": "sub"}), cuda="{0} - {1}"),
 )
 MUL = _arithmetic("mul", "*", "multiply", aten=("mul", "multiply"))
-NEG = _both(
+NEG = number_op(
     "neg",
     1,
-    NUMBERS,
+    same(NUMBERS),
     "negative",
     # Triton turns the literal -0.0 into 0.0, and 0.0 - x would lose the sign of zero.
     forms=on(cpu=_emit_neg, cuda=text_by_kind(float="{0} * -1.0", int="0 - {0}", uint="0 - {0}")),
     aten=("neg", "negative"),
 )
 _ABS_FORMS = on(cpu=_emit_abs, cuda="tl.abs({0})")
-ABS = _both("abs", 1, NUMBERS, "abs", forms=_ABS_FORMS, aten=("abs", "absolute"))
+ABS = number_op("abs", 1, same(NUMBERS), "abs", forms=_ABS_FORMS, aten=("abs", "absolute"))
 DIV = Op(
     "div",
     2,
@@ -168,7 +161,7 @@ def _extreme(name: str, types: Types, triton: str | TritonForm) -> Op:
     """The minimum or maximum of two; ops with C's names return the other operand if one is NaN."""
     preds = ("olt", "lt") if name in ("minimum", "fmin") else ("ogt", "gt")
     forms = on(cpu=_extremum(*preds, skip_nan=name in ("fmin", "fmax")), cuda=triton)
-    return _both(name, 2, types, name, forms=forms, aten=(name,), commutes=True, cost=1.5)
+    return number_op(name, 2, same(types), name, forms=forms, aten=(name,), commutes=True, cost=1.5)
 
 
 # As in torch, the sign of the zero in minimum(0.0, -0.0) and the like is not specified.

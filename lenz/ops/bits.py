@@ -23,17 +23,10 @@ def _emit_not(b: Builder, dtype: DType, _: Types, xs: Values, __: Attrs) -> Any:
 
 
 def _logical(name: str, sign: str) -> Op:
-    return Op(
-        name,
-        2,
-        same(BITS),
-        getattr(torch, f"bitwise_{name}"),
-        forms=on(
-            cpu=by_kind(dict.fromkeys(("int", "uint", "bool"), name)), cuda=f"{{0}} {sign} {{1}}"
-        ),
-        aten=(f"bitwise_{name}", f"__{name}__"),
-        commutes=True,
-    )
+    emit = by_kind(dict.fromkeys(("int", "uint", "bool"), name))
+    forms, aten = on(cpu=emit, cuda=f"{{0}} {sign} {{1}}"), (f"bitwise_{name}", f"__{name}__")
+    eager = getattr(torch, aten[0])
+    return Op(name, 2, same(BITS), eager, forms=forms, aten=aten, commutes=True)
 
 
 AND = _logical("and", "&")

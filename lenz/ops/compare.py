@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from lenz.ir.dtype import BOOL, DType
@@ -13,36 +12,30 @@ from lenz.ir.op import INDEX, Attrs, Op, Types, on
 from lenz.ops import reference
 from lenz.ops.emission import Builder, Emit, TritonForm, Values, compare_by_kind, text_by_kind
 from lenz.ops.fold import apply, binary, typed
-from lenz.ops.rules import COMPARABLE, FLOATS, int_of_width, to_bool, where_rule
+from lenz.ops.rules import COMPARABLE, FLOATS, int_of_width, number_op, to_bool, where_rule
 from lenz.sym import Sym
 
 _INF = float("inf")
 
 
-def _order(name: str, sign: str, aten: tuple[str, ...], torch_form: Any, numpy_form: Any) -> Op:
+def _order(name: str, sign: str, also: str) -> Op:
     equality = name in ("eq", "ne")
     # A comparison with NaN is false, except for ne, the negation of eq.
     floats = "fcmp une" if name == "ne" else f"fcmp o{name}"
     signed, unsigned = [f"icmp {'' if equality else kind}{name}" for kind in "su"]
     kinds = {"float": floats, "int": signed, "uint": unsigned, "bool": unsigned}
-    return Op(
-        name,
-        2,
-        to_bool(COMPARABLE),
-        reference.with_numpy(torch_form, numpy_form),
-        forms=on(cpu=compare_by_kind(kinds), cuda=f"{{0}} {sign} {{1}}"),
-        aten=aten,
-        promotion="bool",
-        commutes=equality,
-    )
+    forms = on(cpu=compare_by_kind(kinds), cuda=f"{{0}} {sign} {{1}}")
+    # `aten.equal` compares whole tensors.
+    facts = {"aten": (name,) if name == "eq" else (name, also), "commutes": equality}
+    return number_op(name, 2, to_bool(COMPARABLE), also, forms=forms, promotion="bool", **facts)
 
 
-EQ = _order("eq", "==", ("eq",), torch.eq, np.equal)
-NE = _order("ne", "!=", ("ne", "not_equal"), torch.ne, np.not_equal)
-LT = _order("lt", "<", ("lt", "less"), torch.lt, np.less)
-LE = _order("le", "<=", ("le", "less_equal"), torch.le, np.less_equal)
-GT = _order("gt", ">", ("gt", "greater"), torch.gt, np.greater)
-GE = _order("ge", ">=", ("ge", "greater_equal"), torch.ge, np.greater_equal)
+EQ = _order("eq", "==", "equal")
+NE = _order("ne", "!=", "not_equal")
+LT = _order("lt", "<", "less")
+LE = _order("le", "<=", "less_equal")
+GT = _order("gt", ">", "greater")
+GE = _order("ge", ">=", "greater_equal")
 
 
 def _emit_isnan(b: Builder, _: DType, args: Types, xs: Values, __: Attrs) -> Any:

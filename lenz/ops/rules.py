@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from lenz.ir.dtype import BOOL, F32, F64, I8, I16, I32, I64, MOVED, U8, U16, U32, U64, DType
 from lenz.ir.op import Attrs, DTypeRule, Op, Types, all_ops
+from lenz.ops.reference import with_numpy
 
 BEFORE = len(all_ops())  # structural ops, and a user's that precede lenz's own
 FLOATS: Types = (F32, F64)
@@ -42,6 +44,12 @@ def same(allowed: Types) -> DTypeRule:
 def float_op(name: str, arity: int = 1, types: Types = FLOATS, **facts: Any) -> Op:
     """An op of floats of one type, which torch has under its name."""
     return Op(name, arity, same(types), getattr(torch, name), **facts)
+
+
+def number_op(name: str, arity: int, rule: DTypeRule, numpy_name: str, **facts: Any) -> Op:
+    """An op that torch has under its name, and NumPy for the types that torch lacks."""
+    eager = with_numpy(getattr(torch, name), getattr(np, numpy_name))
+    return Op(name, arity, rule, eager, **facts)
 
 
 def to_bool(allowed: Types) -> DTypeRule:
