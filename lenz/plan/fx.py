@@ -57,15 +57,21 @@ def graph_module(
     return GraphModule({r.attributes[n]: x for n, x in held.items()}, r.graph, class_name="Plan")
 
 
-class _Sizes(Runner):
-    """Adds nodes of calls to a graph, sizes among them, instead of running them."""
+class _Reader(Runner):
+    """Adds the nodes of one step after the other to a graph, instead of running them."""
 
-    def __init__(self, kernels: Mapping[str, NumberedKernel]) -> None:
+    def __init__(self, p: ir.Plan, kernels: Mapping[str, NumberedKernel]) -> None:
         own = self.own = dict[str, Node]()  # objects of the plan
         super().__init__(kernels, {}, {}, lambda a, look: value(a, own, look), 0)
         self.graph = Graph()
         self.known: dict[str, Size] = {}  # by text: kernels have other bounds for a size
         self.last: Any = None
+        self.dtypes: dict[str, DType] = {}
+        self.inputs = p.tensors
+        self.starts: set[str] = set()  # tensors at the start of their memory
+        names = [*(c.name for c in p.constants), *p.objects]
+        self.attributes = {name: f"attribute{k}" for k, name in enumerate(names)}
+        self.current, self.before = "", None
 
     def do(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A new node."""
@@ -103,19 +109,6 @@ class _Sizes(Runner):
     def expect(self, message: str, *condition: Any) -> None:
         """Assert a condition on sizes."""
         self.do(executor.assert_scalar, [*condition], message)
-
-
-class _Reader(_Sizes):
-    """Adds the nodes of one step after the other."""
-
-    def __init__(self, p: ir.Plan, kernels: Mapping[str, NumberedKernel]) -> None:
-        super().__init__(kernels)
-        self.dtypes: dict[str, DType] = {}
-        self.inputs = p.tensors
-        self.starts: set[str] = set()  # tensors at the start of their memory
-        names = [*(c.name for c in p.constants), *p.objects]
-        self.attributes = {name: f"attribute{k}" for k, name in enumerate(names)}
-        self.current, self.before = "", None
 
     def arguments(self, p: ir.Plan, values: Mapping[str, Any]) -> None:
         """Placeholders, constants, sizes from arguments, and their checks."""
