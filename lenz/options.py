@@ -209,17 +209,15 @@ def _parse(variable: str, kind: str, text: str) -> object:
             if choices_of(kind):
                 return text
             raise UserError(f"{variable}={text}: expected a truth value", hint="use 1 or 0")
-        case "int":
+        case "float | None" if text in ("", "None"):
+            return None
+        case "int" | "float | None":
+            is_whole = kind == "int" or text.isdecimal()
             try:
-                return int(text)
+                return int(text) if is_whole else float(text)
             except ValueError:
-                raise UserError(f"{variable}={text}: expected a whole number") from None
-        case "float | None":
-            try:
-                number = int if text.isdecimal() else float
-                return number(text) if text and text != "None" else None
-            except ValueError:
-                raise UserError(f"{variable}={text}: expected a number") from None
+                wanted = "a whole number" if is_whole else "a number"
+                raise UserError(f"{variable}={text}: expected {wanted}") from None
         case str() if kind.endswith("| None"):
             return text or None
         case _:
