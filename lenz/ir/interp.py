@@ -146,8 +146,16 @@ class Run:
                 return self.numbers[a] if a in self.numbers else self.size(a)
             case tuple():
                 return tuple(map(self.atom, a))
-            case graph.Named(kind, value):
-                return _torch_object(kind, value, self.objects)
+            case graph.Named("dtype", value):
+                return BY_NAME[value].torch
+            case graph.Named("device", value):
+                return torch.device(value)
+            case graph.Named("obj", value):
+                return self.objects[value]
+            case graph.Named("op", value):
+                return _callee(value, self.objects)
+            case graph.Named("layout" | "memory_format", value):
+                return getattr(torch, value)
         return a
 
     def grid(self, axes: Sequence[Axis]) -> tuple[dict[Var, Value], tuple[int, ...]]:
@@ -334,22 +342,6 @@ def _bind_size(sizes: dict[Var, Value], s: Sym, n: int) -> None:
     if n % step or (v.lo is not None and n < v.lo * step) or (v.hi is not None and n > v.hi * step):
         raise UserError(f"size {s} = {n} is outside {v.lo}..{v.hi}, or not a multiple of {step}")
     sizes.setdefault(v, n // step)
-
-
-def _torch_object(kind: str, value: str, objects: Mapping[str, Any]) -> Any:
-    """The value of a `Named` argument."""
-    match kind:
-        case "dtype":
-            return BY_NAME[value].torch
-        case "device":
-            return torch.device(value)
-        case "obj":
-            return objects[value]
-        case "op":
-            return _callee(value, objects)
-        case "layout" | "memory_format":
-            return getattr(torch, value)
-    raise InternalError(f"no value for {kind}({value})", rule="atom")
 
 
 def _no_value(name: str) -> torch.Tensor:
