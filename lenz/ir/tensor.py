@@ -48,14 +48,10 @@ def axis(name: str, extent: Sym) -> Axis:
 AXIS_NAMES = "ijklmnopqrstuvw"
 
 
-def axis_name(d: int) -> str:
-    """The name of dimension d: i, j, k and so on to w, then z15, z16 and so on."""
-    return AXIS_NAMES[d] if d < len(AXIS_NAMES) else f"z{d}"
-
-
 def axes_for(shape: Sequence[Sym], prefix: str = "") -> tuple[Axis, ...]:
-    """Axes named i, j, k, ... for a shape."""
-    return tuple(axis(prefix + axis_name(d), extent) for d, extent in enumerate(shape))
+    """Axes for a shape, named i, j, k and so on to w, then z15, z16 and so on."""
+    names = [*AXIS_NAMES, *(f"z{d}" for d in range(len(AXIS_NAMES), len(shape)))]
+    return tuple([axis(prefix + name, x) for name, x in zip(names, shape, strict=False)])
 
 
 Axes = tuple[Axis, ...]
