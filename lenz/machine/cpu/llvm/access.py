@@ -138,7 +138,6 @@ class Accesses:
         """Read a tile along its rows and transpose it."""
         scopes, lane, row = self.scopes, self.indices.lane, self.tile
         assert lane is not None and row is not None
-        level = scopes.fn.level
         start, step = transpose.at_row(offset, row, lane)
         base, at = self.bases[buffer], self.indices.scalar  # of lane 0 of this part of the tile
         pointers = [
@@ -148,7 +147,8 @@ class Accesses:
             ]
             for block in range(0, scopes.copies, scopes.width)
         ]
-        value = Value(transpose.load_transposed(scopes, pointers, dtype, level), level, True)
+        names = transpose.load_transposed(scopes, pointers, dtype)
+        value = Value(names, scopes.fn.level, True)
         return self._to_bool(value) if dtype is BOOL else value
 
     def load(self, place: Place, dtype: DType, mask: Value | None, level: int) -> Value:

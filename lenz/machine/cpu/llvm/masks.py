@@ -35,11 +35,6 @@ def tail_mask(scopes: Scopes, left: Value) -> Tail:
     return Tail(names, left.level, True, text)
 
 
-def stores_plainly(dtype: DType) -> bool:
-    """True for elements that may come from a truncation; floats of 4 and 8 bytes cannot."""
-    return dtype not in (F32, F64)
-
-
 def store_tail(
     scopes: Scopes, dtype: DType, tail: Tail, reverse: bool, values: Names, pointers: Names
 ) -> bool:
@@ -50,7 +45,8 @@ def store_tail(
     """
     fn, level, width = scopes.fn, scopes.fn.level, scopes.width
     known, element = tail.count[0] != "%", memory_type(dtype)
-    if fn.module.target.has("avx512f") and not (known and stores_plainly(dtype)):
+    # Floats of 4 and 8 bytes do not come from a truncation.
+    if fn.module.target.has("avx512f") and (not known or dtype in (F32, F64)):
         return False
     if reverse and not known:
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lenz.ir.dtype import DType
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes
@@ -24,20 +26,17 @@ def at_row(offset: Sym, row: Var, lane: Var) -> tuple[Sym, Sym]:
     return substitute(offset, {row: Int(0)}), step
 
 
-def load_transposed(
-    body_scopes: Scopes, pointers: list[list[str]], dtype: DType, level: int
-) -> Names:
+def load_transposed(scopes: Scopes, pointers: list[list[str]], dtype: DType) -> Names:
     """Vectors along the lanes, one per row; a vector of rows starts at pointers[block][lane]."""
-    fn, width = body_scopes.fn, body_scopes.width
-    t = memory_type(dtype, width)
+    fn, t = scopes.fn, memory_type(dtype, scopes.width)
     rows: list[str] = []
     for block in pointers:
-        vectors = [fn.let(level, f"load {t}, ptr {p}, align {dtype.bytes}") for p in block]
-        rows += transpose(body_scopes, vectors, t, level)
+        vectors = fn.lets(fn.level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in block))
+        rows += transpose(scopes, vectors, t)
     return tuple(rows)
 
 
-def transpose(scopes: Scopes, vectors: list[str], t: str, level: int) -> list[str]:
+def transpose(scopes: Scopes, vectors: Sequence[str], t: str) -> Sequence[str]:
     """Transpose a square of `width` vectors: swap blocks of half the size, and so on down to 1."""
     fn, width = scopes.fn, scopes.width
     half = width // 2
@@ -48,8 +47,8 @@ def transpose(scopes: Scopes, vectors: list[str], t: str, level: int) -> list[st
         for i in range(width):
             if not i & half:
                 x, y = vectors[i], vectors[i + half]
-                new[i] = fn.let(level, shuffle(t, x, y, low))
-                new[i + half] = fn.let(level, shuffle(t, x, y, high))
+                new[i] = fn.let(fn.level, shuffle(t, x, y, low))
+                new[i + half] = fn.let(fn.level, shuffle(t, x, y, high))
         vectors = new
         half //= 2
     return vectors
