@@ -12,17 +12,9 @@ import torch
 
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, Number, const
-from lenz.ir.op import Attrs, Op, Types, on
+from lenz.ir.op import Attrs, Emission, Op, Types, on
 from lenz.ops import reference
-from lenz.ops.emission import (
-    Builder,
-    TritonForm,
-    Values,
-    by_kind,
-    intrinsic,
-    text_by_kind,
-    triton_type,
-)
+from lenz.ops.emission import Builder, Values, by_kind, intrinsic, text_by_kind, triton_type
 from lenz.ops.fold import apply, binary, typed, unary
 from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, float_op, int_of_width, number_op, same
 
@@ -59,7 +51,7 @@ def _extremum(float_pred: str, int_pred: str, *, skip_nan: bool) -> Callable[...
     return emit
 
 
-def _extremum_text(name: str, logical: str) -> TritonForm:
+def _extremum_text(name: str, logical: str) -> Emission:
     whole = f"tl.{name}({{0}}, {{1}})"
     strict = f"tl.{name}({{0}}, {{1}}, propagate_nan=tl.PropagateNan.ALL)"
     return text_by_kind(float=strict, int=whole, uint=whole, bool=f"{{0}} {logical} {{1}}")
@@ -133,7 +125,7 @@ FMA = Op(
 )
 
 
-def _rounded(name: str, llvm: str, triton: str | TritonForm, arity: int = 1, **more: Any) -> Op:
+def _rounded(name: str, llvm: str, triton: Emission, arity: int = 1, **more: Any) -> Op:
     """A float function with an instruction, rounded at most once."""
     return float_op(name, arity, forms=on(cpu=intrinsic(f"llvm.{llvm}"), cuda=triton), **more)
 
@@ -157,7 +149,7 @@ COPYSIGN = _rounded(
 )
 
 
-def _extreme(name: str, types: Types, triton: str | TritonForm) -> Op:
+def _extreme(name: str, types: Types, triton: Emission) -> Op:
     """The minimum or maximum of two; ops with C's names return the other operand if one is NaN."""
     preds = ("olt", "lt") if name in ("minimum", "fmin") else ("ogt", "gt")
     forms = on(cpu=_extremum(*preds, skip_nan=name in ("fmin", "fmax")), cuda=triton)
