@@ -17,7 +17,7 @@ from lenz.machine.cpu.llvm import transpose
 from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.indices import Indices, index_type
 from lenz.machine.cpu.llvm.instructions import Names
-from lenz.machine.cpu.llvm.masks import store_tail
+from lenz.machine.cpu.llvm.masks import after, store_tail
 from lenz.machine.cpu.llvm.scopes import Scopes, Tail, Value
 from lenz.machine.cpu.llvm.types import memory_type, shuffle, splat, suffix, value_type, vector
 from lenz.records import dataclass
@@ -255,8 +255,7 @@ def store_pairs(scopes: Scopes, place: Place, dtype: DType, values: tuple[Value,
     pairs = [scopes.spread(v, dtype, True, copies) for v in values]
     element, t = memory_type(dtype), memory_type(dtype, b.lanes)
     for x, y, p in zip(*pairs, pointers, strict=True):
-        after = fn.let(level, f"getelementptr {element}, ptr {p}, i64 {b.lanes}")
-        for half, at in enumerate((p, after)):
+        for half, at in enumerate((p, *after(fn, level, element, (p,), str(b.lanes)))):
             both = _interleaved(b, t, x, y, half)
             fn.put(level, f"  store {t} {both}, ptr {at}, align {dtype.bytes}")
 
@@ -285,10 +284,7 @@ def _pick(b: Builder, dtype: DType, step: int, part: int | None, pointers: Names
     homes = [min(x // n, step - 1) for x in places]
     found: Names = ()
     for k, start in enumerate(starts):
-        at = [
-            b.fn.let(b.level, f"getelementptr {element}, ptr {p}, i64 {start}") if start else p
-            for p in pointers
-        ]
+        at = after(b.fn, b.level, element, pointers, str(start)) if start else pointers
         loaded = b.fn.lets(b.level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in at))
         lanes = [n + places[i] - start if homes[i] == k else i for i in range(n)]
         rows = zip(found or loaded, loaded, strict=True)

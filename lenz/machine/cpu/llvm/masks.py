@@ -53,7 +53,7 @@ def store_tail(
     if reverse:
         first = width - int(tail.count)
         values = _lanes(fn, element, width, values, (*range(first, width), *range(first)))
-        pointers = _after(fn, element, pointers, str(first))
+        pointers = after(fn, level, element, pointers, str(first))
     while width > 1:
         size = width // 2
         low = _lanes(fn, element, width, values, range(size))
@@ -67,7 +67,7 @@ def store_tail(
         ]
         if known:
             fn.scopes[level].lines += stores
-            values, pointers = high, _after(fn, element, pointers, str(size))
+            values, pointers = high, after(fn, level, element, pointers, str(size))
         else:
             bit = fn.let(level, f"and i64 {tail.count}, {size}")
             some = fn.let(level, f"icmp ne i64 {bit}, 0")
@@ -76,7 +76,7 @@ def store_tail(
             t = f"<{size} x {element}>"
             pairs = zip(high, low, strict=True)
             values = fn.lets(level, [f"select i1 {some}, {t} {h}, {t} {x}" for h, x in pairs])
-            pointers = _after(fn, element, pointers, bit)
+            pointers = after(fn, level, element, pointers, bit)
         width = size
     return True
 
@@ -86,5 +86,6 @@ def _lanes(fn: Function, element: str, width: int, values: Names, lanes: Sequenc
     return fn.lets(fn.level, [shuffle(t, v, "poison", lanes) for v in values])
 
 
-def _after(fn: Function, element: str, pointers: Names, count: str) -> Names:
-    return fn.lets(fn.level, [f"getelementptr {element}, ptr {p}, i64 {count}" for p in pointers])
+def after(fn: Function, level: int, element: str, pointers: Names, count: str) -> Names:
+    """The addresses of elements behind others."""
+    return fn.lets(level, [f"getelementptr {element}, ptr {p}, i64 {count}" for p in pointers])
