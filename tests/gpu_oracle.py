@@ -22,8 +22,7 @@ from lenz.frontend import FxProgram
 from lenz.frontend.build import build
 from lenz.ir.binary import Binary
 from lenz.ir.graph import LOOPS, Extern, Graph, View
-from lenz.ir.interp import interp
-from lenz.ir.interp_schedule import interp_schedule
+from lenz.ir.interp import interp, interp_schedule
 from lenz.ir.kernel import Kernel, Launch, Schedule, programs
 from lenz.ir.printer import show
 from lenz.ir.tensor import Buffer

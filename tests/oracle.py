@@ -11,8 +11,7 @@ import torch
 from lenz.ir.dtype import DType
 from lenz.ir.expr import Expr, is_bound_var, loads_of, nodes_of, syms_of
 from lenz.ir.graph import LOOPS, Graph, Scatter, View, bodies_of
-from lenz.ir.interp import Interpreted, interp
-from lenz.ir.interp_schedule import interp_schedule
+from lenz.ir.interp import Interpreted, interp, interp_schedule
 from lenz.ir.kernel import Kernel, Schedule
 from lenz.ir.plan import Plan
 from lenz.ir.printer import show, sizes_of

@@ -26,9 +26,8 @@ from lenz.frontend import FxProgram
 from lenz.frontend.capture import capture
 from lenz.frontend.session import numbered
 from lenz.ir.graph import Graph, origin_of
-from lenz.ir.interp import interp
+from lenz.ir.interp import interp, interp_schedule
 from lenz.ir.interp_kernel import interp_kernel
-from lenz.ir.interp_schedule import interp_schedule
 from lenz.ir.kernel import Kernel, Launch
 from lenz.ir.plan import Boxed
 from lenz.ir.printer import show, show_node

@@ -1,4 +1,4 @@
-"""The oracle: runs a graph on torch tensors, by the plain meaning of its text.
+"""The oracle: runs a graph or a schedule on torch tensors, by the plain meaning of its text.
 
 Graphs run vectorised: an axis is an `arange`, an index a tensor, a load advanced indexing. Nothing
 here is shared with lowering or code generation, except the `eager` entry of the op table.
@@ -21,14 +21,16 @@ from lenz.ir.expr import Expr, load
 from lenz.ir.interp_expr import Fault, Value, evaluate_exprs, sym_value, with_bound
 from lenz.ir.interp_kernel import interp_kernel
 from lenz.ir.interp_reduce import reduce_last, scan_last, update
+from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis, Buffer, Layout
 from lenz.records import dataclass
-from lenz.sym import Sym, Var, as_multiple, evaluate
+from lenz.sym import Sym, Var, as_multiple, evaluate, substitute
 
-__all__ = ["Interpreted", "interp", "interp_kernel"]
+__all__ = ["Interpreted", "interp", "interp_kernel", "interp_schedule"]
 
 Call: TypeAlias = Callable[[graph.Extern, "tuple[Any, ...]", "dict[str, Any]"], Any]
+RunKernel: TypeAlias = Callable[[Kernel, Mapping[str, torch.Tensor], Mapping[str, int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,63 @@ def outcome_of(run: Run, inputs: Sequence[torch.Tensor | int]) -> Interpreted:
     given = zip(run.g.inputs, inputs, strict=True)
     after = tuple(run.tensors[b.name] if isinstance(b, Buffer) else x for b, x in given)
     return Interpreted(outputs, after)
+
+
+def interp_schedule(
+    s: Schedule,
+    inputs: Sequence[torch.Tensor | int],
+    constants: Sequence[torch.Tensor] = (),
+    call: Call | None = None,
+    objects: Mapping[str, Any] | None = None,
+    run_kernel: RunKernel = interp_kernel,
+) -> Interpreted:
+    """Run a schedule; arguments as in `interp`. Mutations of inputs are stores of its kernels.
+
+    `run_kernel` replaces the interpreter of kernels, to test other ways to run them.
+
+    Raises InternalError like `interp_kernel`, and for an output that no step defines.
+    """
+    g = s.graph
+    run = Run(g, call, objects or {})
+    run.bind(inputs, constants)
+    buffers = graph.buffers_of(g)
+    for step in s.steps:
+        if isinstance(step, Launch):
+            _launch(step, run, buffers, run_kernel)
+        else:
+            run.node(step)
+    missing = [r for r in graph.atom_refs(g.outputs) if r not in run.tensors]
+    if missing:
+        raise InternalError(f"no step defines the output %{missing[0]}", rule="output-defined")
+    return outcome_of(run, inputs)
+
+
+def _launch(step: Launch, run: Run, buffers: Mapping[str, Buffer], run_kernel: RunKernel) -> None:
+    k = step.kernel
+    memory: dict[str, torch.Tensor] = {}
+    # The sizes of a kernel may have bounds that the graph's lack.
+    scope = run.g.env.scope()
+    plain = {v: scope.get(v.name, v) for v in k.sizes}
+
+    def size(s: Sym) -> int:
+        return run.size(substitute(s, plain))
+
+    for p, name in zip(k.params, step.args, strict=True):
+        if p.mode == "work":
+            memory[p.name] = torch.zeros(size(p.size), dtype=p.dtype.torch)
+            continue
+        if name not in run.tensors:
+            if p.mode != "out":
+                raise InternalError(f"@{k.name} reads %{name}, which no step defines")
+            run.allocate(buffers[name])
+        t = run.tensors[name]
+        if not t.numel():  # the formula of its length assumes nonempty dimensions
+            memory[p.name] = t.new_empty(max(0, size(p.size)))
+            continue
+        base = run.base[name]
+        total = t.untyped_storage().nbytes() // t.element_size() - base
+        memory[p.name] = t.as_strided((total,), (1,), base)
+    run_kernel(k, memory, {v.name: size(v) for v in k.sizes})
 
 
 def _body(

@@ -41,8 +41,7 @@ from lenz.frontend import FxProgram
 from lenz.frontend.calls import unwritable
 from lenz.frontend.capture import capture
 from lenz.ir.graph import Graph
-from lenz.ir.interp import interp
-from lenz.ir.interp_schedule import RunKernel, interp_schedule
+from lenz.ir.interp import RunKernel, interp, interp_schedule
 from lenz.ir.kernel import Schedule
 from lenz.ir.plan import Boxed
 from lenz.ir.printer import show

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from lenz.ir.interp_schedule import RunKernel
+from lenz.ir.interp import RunKernel
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.machine.cpu import loader
 from lenz.machine.cpu.llvm.compile import compile_module, host_target, link

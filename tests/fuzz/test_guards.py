@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lenz.ir.interp_schedule import interp_schedule
+from lenz.ir.interp import interp_schedule
 from lenz.ir.kernel import Launch
 from lenz.options import Options
 from lenz.pipeline import context, optimise

@@ -15,8 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from lenz.frontend import FxProgram
 from lenz.ir.graph import Extern, Graph, Pointwise
-from lenz.ir.interp import interp
-from lenz.ir.interp_schedule import interp_schedule
+from lenz.ir.interp import interp, interp_schedule
 from lenz.ir.kernel import Launch
 from lenz.ir.plan import CallStep, Free, LaunchStep, Plan
 from lenz.ir.tensor import Buffer
