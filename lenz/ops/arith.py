@@ -15,7 +15,7 @@ from lenz.ir.expr import Expr, Number, const
 from lenz.ir.op import Attrs, Emission, Op, Types, on
 from lenz.ops import reference
 from lenz.ops.emission import Builder, Values, by_kind, intrinsic, text_by_kind, triton_type
-from lenz.ops.fold import apply, binary, typed, unary
+from lenz.ops.fold import apply, binary, entered, typed, unary
 from lenz.ops.rules import COMPARABLE, FLOATS, NUMBERS, float_op, int_of_width, number_op, same
 
 
@@ -197,12 +197,7 @@ def rsqrt(x: Expr) -> Expr:
 
 def _whole(op: Op, doc: str) -> Callable[[Expr], Expr]:
     """The function that rounds a float by an op; an integer stays."""
-
-    def build(x: Expr) -> Expr:
-        return apply(op, x) if x.dtype.is_float else x
-
-    build.__name__, build.__doc__ = op.name, doc
-    return build
+    return entered(op, doc, lambda x: apply(op, x) if x.dtype.is_float else x)
 
 
 floor = _whole(FLOOR, "The largest integer not above x; an integer stays.")

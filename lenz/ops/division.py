@@ -62,12 +62,6 @@ _REST = {"int": f"{{0}} % {_BY_ONE_SIGNED}", "uint": f"{{0}} % {_BY_ONE}"}
 _DIVIDE = by_kind({"int": "sdiv", "uint": "udiv"})
 
 
-def _eager_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if x.dtype.is_floating_point:
-        return torch.div(x, y, rounding_mode="trunc")
-    return reference.trunc_quotient(x, y)
-
-
 def _numpy_fmod(x: Any, y: Any) -> Any:
     return np.fmod(x, np.where(y == 0, np.ones_like(y), y))
 
@@ -154,7 +148,7 @@ def _division(name: str, eager: Callable[..., Any], *, cost: float, **given: Any
 
 DIV_TRUNC = _division(
     "div_trunc",
-    _eager_quotient,
+    reference.trunc_quotient,
     cost=8.0,
     expand=lambda x, y: trunc(x / y),
     forms=on(cpu=OpForm(_DIVIDE, types=INTS), cuda=OpForm(_QUOTIENT, types=INTS)),

@@ -75,7 +75,7 @@ def apply(op: Op, *args: Expr, attrs: Attrs = ()) -> Expr:
 
 def unary(op: Op, doc: str) -> Callable[[Expr], Expr]:
     """The function that applies an op of one operand; `doc` becomes its docstring."""
-    return _entered(op, doc, lambda x: apply(op, x))
+    return entered(op, doc, lambda x: apply(op, x))
 
 
 def binary(op: Op, doc: str) -> Callable[[Expr | Number, Expr | Number], Expr]:
@@ -83,10 +83,11 @@ def binary(op: Op, doc: str) -> Callable[[Expr | Number, Expr | Number], Expr]:
 
     A number becomes a constant of the other operand's type.
     """
-    return _entered(op, doc, lambda x, y: apply(op, *typed(x, y)))
+    return entered(op, doc, lambda x, y: apply(op, *typed(x, y)))
 
 
-def _entered(op: Op, doc: str, build: Callable[..., Expr]) -> Callable[..., Expr]:
+def entered(op: Op, doc: str, build: Callable[..., Expr]) -> Callable[..., Expr]:
+    """The function that builds an op, with its name and docstring; operators of Expr call it."""
     build.__name__, build.__doc__ = op.name, doc
     enter_builder(op.name, build)
     return build

@@ -81,7 +81,9 @@ def safe_divisor(y: torch.Tensor) -> torch.Tensor:
 
 
 def trunc_quotient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """C division of integers, with x / 0 = x and wrapping of the one overflow."""
+    """C division of integers, with x / 0 = x and wrapping of the one overflow; also of floats."""
+    if x.dtype.is_floating_point:
+        return torch.div(x, y, rounding_mode="trunc")
     if x.dtype in _BARE:
         a, b = np.broadcast_arrays(x.numpy(), y.numpy())
         return torch.from_numpy(np.asarray(a // np.where(b == 0, np.ones_like(b), b)))
