@@ -194,21 +194,7 @@ class Run:
     def node(self, n: graph.Node) -> None:
         """Run one node."""
         try:
-            match n:
-                case graph.Pointwise():
-                    self.put(n.out, _body(self, n, n.axes))
-                case graph.Reduction():
-                    _reduction(self, n)
-                case graph.Scan():
-                    _scan(self, n)
-                case graph.Sort():
-                    _sort(self, n)
-                case graph.Scatter():
-                    _scatter(self, n)
-                case graph.View():
-                    self._view(n)
-                case graph.Extern():
-                    self._extern(n)
+            _NODES[type(n)](self, n)
         except InternalError as e:
             line = show_node(n)
             raise InternalError(e.what, rule=e.rule, line=e.line, where=line) from e
@@ -231,7 +217,8 @@ class Run:
         self.base[b.name] = 0
         return self.tensors[b.name]
 
-    def _view(self, n: graph.View) -> None:
+    def view(self, n: graph.View) -> None:
+        """Run a view, and check that its layout is its index."""
         shape, stride, offset = self.layout(n.out.type.layout)
         source = self.tensors[n.source]
         t = source.as_strided(shape, stride, self.base[n.source] + offset)
@@ -246,7 +233,8 @@ class Run:
         self.tensors[n.out.name] = t
         self.base[n.out.name] = self.base[n.source]
 
-    def _extern(self, n: graph.Extern) -> None:
+    def extern(self, n: graph.Extern) -> None:
+        """Run a call, which may determine sizes."""
         args = tuple(self.atom(a) for a in n.args)
         kwargs = {k: self.atom(a) for k, a in n.kwargs}
         if self.call is not None:
@@ -391,6 +379,17 @@ def _scatter(run: Run, n: graph.Scatter) -> None:
     where = torch.as_tensor(flat).expand(shape).reshape(-1)
     update(out.view(-1), where, value.expand(shape).reshape(-1), n.mode)
     run.put(n.out, out)
+
+
+_NODES: Mapping[type, Callable[[Run, Any], None]] = {
+    graph.Pointwise: lambda run, n: run.put(n.out, _body(run, n, n.axes)),
+    graph.Reduction: _reduction,
+    graph.Scan: _scan,
+    graph.Sort: _sort,
+    graph.Scatter: _scatter,
+    graph.View: Run.view,
+    graph.Extern: Run.extern,
+}
 
 
 def _bind_size(sizes: dict[Var, Value], s: Sym, n: int) -> None:
