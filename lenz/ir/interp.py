@@ -19,8 +19,7 @@ from lenz.ir import graph
 from lenz.ir.dtype import BY_NAME
 from lenz.ir.expr import Expr, load
 from lenz.ir.interp_expr import Fault, Value, evaluate_exprs, sym_value, with_bound
-from lenz.ir.interp_kernel import interp_kernel
-from lenz.ir.interp_reduce import reduce_last, scan_last, update
+from lenz.ir.interp_kernel import interp_kernel, reduce_last, scan_last, update
 from lenz.ir.kernel import Kernel, Launch, Schedule
 from lenz.ir.printer import show_node
 from lenz.ir.tensor import Axis, Buffer, Layout
