@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from lenz.ir import graph, kernel, lexer, plan, text
 from lenz.ir.expr import ref
@@ -305,15 +305,11 @@ def _defined(n: graph.Node, s: Scope) -> graph.Node:
 
 
 def _given(b: Buffer | Sym, s: Scope) -> str:
-    return FORMS[Buffer].show(b, s) if isinstance(b, Buffer) else f"{show_sym(b)} : size"
+    return _show(b if isinstance(b, Buffer) else plan.SizeInput(b), s)
 
 
-def _given_of(c: Cursor, s: Scope) -> Buffer | Sym:
-    if c.text == "%":
-        return cast(Buffer, FORMS[Buffer].read(c, s))
-    size = lexer.sym_of(c, s.vars)
-    c.expect(":", "size")
-    return size
+def _given_of(c: Cursor, s: Scope) -> Any:
+    return FORMS[Buffer].read(c, s) if c.text == "%" else FORMS[plan.SizeInput].read(c, s).value
 
 
 def _input_of(c: Cursor, s: Scope) -> Any:
