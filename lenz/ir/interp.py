@@ -163,10 +163,8 @@ class Run:
         """The sizes, one index tensor per axis along its own dimension, and the shape."""
         env = dict(self.sizes)
         shape = tuple(self.size(a.extent) for a in axes)
-        for d, a in enumerate(axes):
-            ones = [1] * len(axes)
-            ones[d] = shape[d]
-            env[a.var] = torch.arange(shape[d]).reshape(ones)
+        for d, (a, n) in enumerate(zip(axes, shape, strict=True)):
+            env[a.var] = torch.arange(n).reshape([n if k == d else 1 for k in range(len(axes))])
         return env, shape
 
     def read(self, e: Expr, index: list[Value]) -> tuple[torch.Tensor, Fault | None]:

@@ -86,10 +86,7 @@ class Layout:
 
     def at(self, index: Sequence[Sym]) -> Sym:
         """Flat offset in elements of one index."""
-        flat = self.offset
-        for i, s in zip(index, self.stride, strict=True):
-            flat = flat + i * s
-        return flat
+        return sum((i * s for i, s in zip(index, self.stride, strict=True)), self.offset)
 
     @property
     def is_contiguous(self) -> bool:

@@ -76,9 +76,8 @@ class Values(Walk[Value]):
         sizes = _unsure_sizes(e.args) if e.args else ()
         whole = not mask and not sizes and self.scopes.tail is None
         place = self.accesses.place(buffer, dtype, offset, bound, whole)
-        level = max(self.scopes.guard, self.floor.get(buffer, 0))
-        for arg in e.args:
-            level = max(level, self.operand(arg, mask).level)
+        levels = [self.operand(arg, mask).level for arg in e.args]
+        level = max([self.scopes.guard, self.floor.get(buffer, 0), *levels])
         runs = self._mask(mask, place.step)
         for size in sizes:  # if it is 0, even position 0 is out of bounds
             some = self.scopes.compared(self.value(size, mask), "icmp sgt", I64, 0)

@@ -6,7 +6,7 @@ does. Indices have 32 bits if every part of every index of the kernel is known t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import I32, I64, DType
@@ -107,13 +107,9 @@ class Indices:
         return Term(f"({text})", dims, level)
 
 
-def joint(terms: Iterable[Term]) -> tuple[Dims, int]:
+def joint(terms: Sequence[Term]) -> tuple[Dims, int]:
     """The dimensions and the level of a value made of the terms."""
-    dims, level = NO_DIMS, 0
-    for t in terms:
-        dims = dims | t.dims
-        level = max(level, t.level)
-    return dims, level
+    return NO_DIMS.union(*[t.dims for t in terms]), max([t.level for t in terms], default=0)
 
 
 def _signed(text: str, c: int, inside: bool) -> str:
