@@ -27,10 +27,8 @@ def is_tile(s: For, scopes: Scopes) -> bool:
     inner = s.body[0]
     if not isinstance(inner, For) or inner.kind != "vector":
         return False
-    rows, columns = s.axis.extent.hi, inner.axis.extent.hi
-    if rows is None or columns is None or not 0 < rows <= MOST or not 0 < columns <= MOST:
-        return False
-    if rows % scopes.width or columns % scopes.width:
+    edges = (s.axis.extent.hi, inner.axis.extent.hi)
+    if any(n is None or not 0 < n <= MOST or n % scopes.width for n in edges):
         return False
     if any(isinstance(x, (For, If, Reduce)) for x in walk(inner.body)):
         return False
