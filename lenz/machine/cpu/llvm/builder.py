@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from lenz.ir.dtype import BF16, DType
-from lenz.machine.cpu.llvm import convert, divide, library
+from lenz.machine.cpu.llvm import convert, library
 from lenz.machine.cpu.llvm.function import COLD
 from lenz.machine.cpu.llvm.instructions import Instructions, Names
 from lenz.machine.cpu.llvm.types import suffix, value_type
@@ -36,7 +36,7 @@ class Builder(Instructions):
     def binary(self, opcode: str, dtype: DType, x: Names, y: Names | float) -> Names:
         """One two-operand instruction. Integer division by zero gives some value without a trap."""
         if opcode in _DIVISIONS:
-            return divide.divide(self, opcode, dtype, x, self.operand(dtype, y))
+            return library.divide(self, opcode, dtype, x, self.operand(dtype, y))
         return super().binary(opcode, dtype, x, y)
 
     def intrinsic(self, name: str, dtype: DType, *xs: Names) -> Names:
