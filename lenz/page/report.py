@@ -126,8 +126,7 @@ class Report:
 
 def _us(s: Mapping[str, Any]) -> float:
     """Microseconds of a launch or call, measured or else estimated."""
-    timed: Mapping[str, float] | None = s["measured"]
-    return timed["device"] if timed is not None else float(s["us"] or 0.0)
+    return float(s["us"] or 0.0 if s["measured"] is None else s["measured"]["device"])
 
 
 def _told(s: Mapping[str, Any]) -> str:
