@@ -49,6 +49,13 @@ class DType:
         """True for bf16 and fp16, which are computed in f32 and rounded when stored."""
         return self.name in ("f16", "bf16")
 
+    def holds(self, low: float, high: float) -> bool:
+        """True if every integer from low to high is exact in this type; not for complex types."""
+        if self.is_float:
+            return max(-low, high) <= 2 / torch.finfo(self.torch).eps
+        bits = 1 if self.kind == "bool" else self.bits - (self.kind == "int")
+        return low >= (-(1 << bits) if self.kind == "int" else 0) and high < 1 << bits
+
     def __repr__(self) -> str:
         return self.name
 

@@ -168,6 +168,15 @@ def index(value: Sym, dtype: DType = I64, bound: tuple[Expr, ...] = ()) -> Expr:
     return expr(_op.INDEX, *bound, attrs=(value, dtype))
 
 
+def exact_place(e: Expr) -> Sym | None:
+    """The number that an index without operands equals; None if its type may not hold it."""
+    if e.op is not _op.INDEX or e.args:
+        return None
+    s, t = e.attrs
+    known = t is I64 or None not in (s.lo, s.hi)  # sizes and positions fit 64 bits
+    return s if known and t.holds(s.lo or 0, s.hi or 0) else None
+
+
 def ref(name: str, dtype: DType) -> Expr:
     """The value of a `Let` or `Reduce` of the enclosing kernel."""
     return expr(_op.REF, attrs=(name, dtype))

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from lenz.context import Context
-from lenz.ir.dtype import BOOL, DType
-from lenz.ir.expr import Expr, interpret, keep_checks, rebuild
+from lenz.ir.dtype import BOOL
+from lenz.ir.expr import Expr, exact_place, interpret, keep_checks, rebuild
 from lenz.ir.graph import LOOPS, Graph, Node, Pointwise, View, map_bodies
-from lenz.ir.op import CONST, INDEX, LOAD, Op
+from lenz.ir.op import CONST, LOAD, Op
 from lenz.ir.syntax import exprs_in
 from lenz.ops.arith import ADD, MAXIMUM, MINIMUM, SUB
 from lenz.ops.cast import CAST
@@ -89,18 +89,12 @@ def _range(e: Expr, ranges: list[Range], known: Mapping[str, Range]) -> Range:
     found, most = ANY[:2], ANY[2]
     if e.op is CONST:
         found = e.attrs[0], e.attrs[0]
-    elif e.op is INDEX and not e.args:
-        most = e.attrs[0]
+    elif (most := exact_place(e)) is not None:
         found = -math.inf if most.lo is None else most.lo, math.inf if most.hi is None else most.hi
     elif e.op in _ENDS:
         found = _ENDS[e.op]([r[0] for r in ranges], [r[1] for r in ranges])
     if e.op in (MINIMUM, CAST):
         most = next((r[2] for r in ranges if r[2] is not None), None)
-    if e.op in (ADD, SUB, CAST) and not _fits(e.dtype, *found):
-        return ANY  # it may wrap
+    if e.op in (ADD, SUB, CAST) and not e.dtype.holds(*found):
+        return ANY  # it may wrap, or become True
     return (*found, most) if e.dtype.is_integer or e.dtype is BOOL else ANY
-
-
-def _fits(dtype: DType, low: float, high: float) -> bool:
-    signed = dtype.kind == "int"
-    return low >= (-(1 << dtype.bits - 1) if signed else 0) and high < 1 << dtype.bits - signed

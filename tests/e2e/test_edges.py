@@ -147,3 +147,15 @@ def test_powers_of_integers_wrap(dtype: torch.dtype) -> None:
     bits = [1 << k for k in range(ends.bits - 1)]
     y = torch.tensor([*bits, *(b - 1 for b in bits), ends.max, ends.max // 5, *few])
     agree(torch.pow, lambda: (x.to(dtype)[:, None], y.to(dtype)), tol=0.0)
+
+
+def test_positions_that_wrap_in_their_type() -> None:
+    """Beyond 127 they count from the end of the tensor; nothing before it is read or written."""
+
+    def fn(x: Tensor, whole: Tensor) -> Tensor:
+        i = torch.arange(300, dtype=torch.int8).long()
+        y = x[i]
+        x.index_put_((i,), x[i] + 1)
+        return y
+
+    agree(fn, lambda: ((whole := torch.arange(1000.0))[400:700], whole))
