@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 
 from lenz import ops
 from lenz.ir.dtype import F32, I64, compute_dtype
-from lenz.ir.expr import Expr, const, index, masked
+from lenz.ir.expr import Expr, const, exact_place, index, masked
 from lenz.ir.graph import Pointwise
-from lenz.ir.op import INDEX
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Term, Update, Value, maker
 from lenz.lower.index import checked, computed, is_position
 from lenz.lower.registry import lowering
@@ -29,9 +28,9 @@ SMALL = 1 << 14
 def _bag_size(b: GraphBuilder, offsets: Value, count: Sym, bags: Sym) -> Sym | None:
     """The common size of all bags, if the offsets are a range and bags cover `count` indices."""
     n = maker(b, offsets.name)
-    if not isinstance(n, Pointwise) or n.body.op is not INDEX or len(n.axes) != 1 or n.body.args:
+    if not isinstance(n, Pointwise) or len(n.axes) != 1 or (place := exact_place(n.body)) is None:
         return None
-    parts = affine_in(n.body.attrs[0], n.axes[0].var)
+    parts = affine_in(place, n.axes[0].var)
     if parts is None or parts[1] is not ZERO or parts[0] * bags is not count:
         return None
     return parts[0]

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from lenz.ir.dtype import BOOL, DType
-from lenz.ir.expr import Expr, Number, const
-from lenz.ir.op import INDEX, Attrs, Op, Types, on
+from lenz.ir.expr import Expr, Number, const, exact_place
+from lenz.ir.op import Attrs, Op, Types, on
 from lenz.ops import reference
 from lenz.ops.emission import Builder, Emit, TritonForm, Values, compare_by_kind, text_by_kind
 from lenz.ops.fold import apply, binary, typed
@@ -107,11 +107,9 @@ def where(cond: Expr, x: Expr | Number, y: Expr | Number) -> Expr:
 
 
 def sides_of(e: Expr, *tests: Op) -> tuple[Sym, Sym] | None:
-    """The positions on both sides of one of these comparisons; None for any other expression."""
-    if e.op not in tests or any(x.op is not INDEX or x.args for x in e.args):
-        return None
-    left, right = e.args
-    return left.attrs[0], right.attrs[0]
+    """The exact positions on both sides of one of these comparisons; None for all else."""
+    left, right = map(exact_place, e.args) if e.op in tests else (None, None)
+    return None if left is None or right is None else (left, right)
 
 
 def sign(x: Expr) -> Expr:

@@ -159,3 +159,19 @@ def test_positions_that_wrap_in_their_type() -> None:
         return y
 
     agree(fn, lambda: ((whole := torch.arange(1000.0))[400:700], whole))
+
+
+def test_comparisons_of_positions_beyond_their_type() -> None:
+    """Integers wrap, and beyond 2^24 two neighbours are the same f32."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        short = torch.arange(300, dtype=torch.int8)
+        near = torch.arange(2**24, 2**24 + 100, dtype=torch.float32)
+        few = torch.arange(5, dtype=torch.uint8)[4:]
+        y.masked_fill_(torch.arange(300, dtype=torch.uint8)[:, None] == few, 9.0)
+        return (
+            torch.where(short[:, None] < short[None, :], x, 0.0),
+            torch.where(near[:, None] == near[None, :], x[:100, :100], 0.0),
+        )
+
+    agree(fn, lambda: (torch.ones(300, 300), torch.ones(300, 8)))
