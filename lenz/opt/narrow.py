@@ -13,9 +13,8 @@ from __future__ import annotations
 from lenz import ops
 from lenz.context import Context
 from lenz.ir.dtype import BOOL, F32, I32, I64
-from lenz.ir.expr import Expr, index, rebuild, rewritten, vars_of
+from lenz.ir.expr import Expr, exact_place, index, rebuild, rewritten, vars_of
 from lenz.ir.graph import Graph, map_bodies
-from lenz.ir.op import INDEX
 from lenz.ops.cast import CAST
 from lenz.ops.compare import EQ, NE
 from lenz.opt.each import each_on_gpus
@@ -47,11 +46,9 @@ def _short_places(e: Expr) -> Expr:
 
 
 def _is_place(e: Expr) -> bool:
-    """True for an index that fits 32 bits and is not the largest such number."""
-    if e.op is not INDEX or e.args:
-        return False
-    s: Sym = e.attrs[0]
-    return s.lo is not None and s.lo >= -MOST and s.hi is not None and s.hi < MOST
+    """True for an exact index that fits 32 bits and is not the largest such number."""
+    s = exact_place(e)
+    return s is not None and s.lo is not None and s.lo >= -MOST and s.hi is not None and s.hi < MOST
 
 
 def _short(e: Expr) -> Expr:

@@ -20,16 +20,16 @@ from dataclasses import replace
 
 from lenz import ops
 from lenz.ir.dtype import F32
-from lenz.ir.expr import Expr, const, interpret, nodes_of, rebuild, syms_of
+from lenz.ir.expr import Expr, const, exact_place, interpret, nodes_of, rebuild, syms_of
 from lenz.ir.kernel import Let
-from lenz.ir.op import CONST, INDEX, REF
+from lenz.ir.op import CONST, REF
 from lenz.ir.tensor import Axes
 from lenz.ops.arith import DIV
 from lenz.ops.cast import CAST, NARROW
 from lenz.ops.fold import apply
 from lenz.ops.units import RCP_UNIT
 from lenz.schedule.stages import Stages, Statement
-from lenz.sym import Sym, Var
+from lenz.sym import Var
 
 _GREAT = 2.0**100
 _SCALE = 2.0**64
@@ -99,7 +99,5 @@ def _stepped(x: Expr, y: Expr, r: Expr, rough: bool) -> Expr:
 
 def _is_count(y: Expr) -> bool:
     """True for a whole number between 1 and 2^16 that is made of sizes and positions."""
-    if y.op is not CAST or y.args[0].op is not INDEX or y.args[0].args:
-        return False
-    n: Sym = y.args[0].attrs[0]
-    return n.lo is not None and n.lo > 0 and n.hi is not None and n.hi <= 1 << 16
+    n = exact_place(y.args[0]) if y.op is CAST else None
+    return n is not None and n.lo is not None and n.lo > 0 and n.hi is not None and n.hi <= 1 << 16
