@@ -16,7 +16,6 @@ from functools import reduce
 from lenz import ops
 from lenz.context import Context
 from lenz.ir import expr
-from lenz.ir.dtype import I64
 from lenz.ir.expr import Expr
 from lenz.ir.graph import Graph, Loop, Reduction, buffers_of, map_bodies
 from lenz.ir.op import MASKED
@@ -81,7 +80,7 @@ def _for_load(
         return test
     if place.hi is not None and place.hi < end:
         return None
-    return test.args[0] < expr.index(Int(end), I64)
+    return test.args[0] < expr.index(Int(end), test.args[0].dtype)
 
 
 def tests_of(cond: Expr) -> list[Expr]:
