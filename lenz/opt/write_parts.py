@@ -22,7 +22,7 @@ from lenz.ir.tensor import Axes, Axis, Buffer, axis, contiguous
 from lenz.ops.compare import EQ, WHERE, sides_of
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.records import replace
-from lenz.sym import ONE, ZERO, Sym, SymEnv, affine_in, product
+from lenz.sym import ONE, ZERO, Sym, SymEnv, affine_in, product, prove_le
 
 # A map has vectors, and a scatter writes single elements. A part has at most 1/PART of them all.
 PART = 4
@@ -104,17 +104,17 @@ def _spares(test: Expr) -> list[Sym]:
 def _ends(x: Axis, tests: Sequence[Expr], axes: Axes) -> tuple[Sym, Sym] | None:
     """The first position of an axis in the part, and the end; None if they are not known."""
     first: list[Sym] = [ZERO]
-    end = [x.extent]
+    end, own = [x.extent], {a.var for a in axes}
     for s in dict.fromkeys(s for test in tests for s in _spares(test)):
         step, rest = affine_in(s, x.var) or (None, s)
-        if step is None or any(a.var in rest.free_vars for a in axes if step is not ZERO):
+        if step is None or (step is not ZERO and not own.isdisjoint(rest.free_vars)):
             return None
         if step is ONE:
             first.append(-rest)
         elif step is -ONE:
             end.append(rest + 1)
-        elif step is not ZERO:
-            return None
+        elif step is not ZERO or ({*s.free_vars}.isdisjoint(own) and not prove_le(ZERO, s)):
+            return None  # a test of sizes alone restricts no axis
     low, high = _latest(first), _latest([-e for e in end])
     if low is None or high is None or (-high - low).lo is None or (-high - low).lo < 0:
         return None
