@@ -18,7 +18,7 @@ from lenz.ir.expr import Expr, canonical_bound, load, loads_of, ref
 from lenz.ir.op import LOAD
 from lenz.ir.tensor import Axis, Buffer, Layout, TensorType, axes_for, contiguous, strided
 from lenz.records import dataclass, replace
-from lenz.sym import ONE, ZERO, Sym, positive, substitute
+from lenz.sym import ONE, ZERO, Sym, SymEnv, positive, substitute
 
 Index = tuple[Sym, ...]
 At = Callable[[Index], Expr]
@@ -79,11 +79,11 @@ class Decline(Exception):
 class GraphBuilder:
     """Collects the nodes of one graph while its FX nodes are lowered in order.
 
-    With `eager_random`, random numbers come from eager's own generators.
+    With `eager_random`, random numbers come from eager's own generators; `env` knows the sizes.
     """
 
-    def __init__(self, eager_random: bool = False) -> None:
-        self.eager_random = eager_random
+    def __init__(self, eager_random: bool = False, env: SymEnv | None = None) -> None:
+        self.eager_random, self.env = eager_random, env or SymEnv()
         self.nodes: list[ir.Node] = []
         self.mutations: list[ir.Mutation] = []
         self.given: list[str] = []  # tensors passed to the graph

@@ -79,6 +79,13 @@ def _check_reads(x: Value, *positions: Value) -> None:
         raise Decline("a read of a tensor without elements")
 
 
+def _check_slices(b: GraphBuilder, x: Value, d: int, positions: Value) -> None:
+    """Decline also slices that may be empty, where eager's kernel raises another error."""
+    _check_reads(x, positions)
+    if not all(k == d or b.env.is_positive(s) for k, s in enumerate(x.shape)):
+        raise Decline("slices that may be empty")
+
+
 @lowering("index.Tensor", "_unsafe_index.Tensor", any_dtype=True)
 def index_(b: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value:
     """x at broadcast positions; their dimensions replace adjacent ones, or else come first."""
@@ -124,8 +131,8 @@ def gather(b: GraphBuilder, x: Value, dim: int, index: Value, sparse_grad: bool 
 @lowering("index_select", any_dtype=True)
 def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
     """Slices of x along one dimension, by their positions."""
-    _check_reads(x, index)
     d = wrapped(dim, x.rank)
+    _check_slices(b, x, d, index)
     # Eager has a special kernel for the second dimension, which raises another error.
     fault = "assert_in_bounds" if d == 1 else "assert_in_range"
     place = placed(x, d, index, lambda i: (i[d],), fault=fault)
@@ -135,7 +142,7 @@ def index_select(b: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
 @lowering("embedding", any_dtype=True)
 def embedding(b: GraphBuilder, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
     """Rows of a table, by their positions."""
-    _check_reads(weight, indices)
+    _check_slices(b, weight, 0, indices)
     rows = weight.shape[0]
 
     def fn(i: Index) -> Expr:

@@ -42,7 +42,7 @@ def lower(p: Program, cx: Context, refused: frozenset[str] = frozenset()) -> Gra
     quantized tensors, symbolic floats, devices without a machine); the caller then runs it in
     eager.
     """
-    b = GraphBuilder(cx.options.eager_random)
+    b = GraphBuilder(cx.options.eager_random, p.env)
     g = _Walk(p, types(), refused, b, Complexes(b)).run()
     names = [*atom_refs(g.outputs)]
     free = [g.outputs[k] for k in p.saved]

@@ -20,7 +20,7 @@ from lenz.ir.dtype import BOOL
 from lenz.ir.expr import Expr, const, keep_checks, nodes_of, vars_of
 from lenz.ir.op import MASKED
 from lenz.ir.tensor import Axis, Buffer, TensorType, contiguous
-from lenz.sym import ZERO, Sym, Var
+from lenz.sym import ZERO, Sym, SymEnv, Var
 
 Condition: TypeAlias = tuple[tuple[Axis, ...], Expr]
 
@@ -52,7 +52,7 @@ def _needed(g: ir.Graph, nodes: list[ir.Node], done: Set[Condition] | None) -> l
         if not _has_effect(n, given) and not any(b.name in live for b in ir.outs_of(n)):
             if done is None or not isinstance(n, ir.LOOPS) or not checks_of(n) - done:
                 continue
-            n = only_checks(n)
+            n = only_checks(n, g.env)
         kept.append(n)
         live.update(ir.reads_of(n))
     return kept[::-1]
@@ -65,12 +65,12 @@ def checks_of(n: ir.Node) -> set[Condition]:
     return {(ir.loop_axes(n), e) for e in nodes_of(*ir.bodies_of(n)) if e.op.guarded}
 
 
-def only_checks(n: ir.Loop) -> ir.Loop:
-    """Only the checks of a map, along the axes that they depend on; any other loop as it is."""
+def only_checks(n: ir.Loop, env: SymEnv) -> ir.Loop:
+    """Only the checks of a map, along their axes and those that may be empty; else the loop."""
     if not isinstance(n, ir.Pointwise) or any(e.op is MASKED for e in nodes_of(n.body)):
         return n
     body = keep_checks(const(False, BOOL), (n.body,))
-    axes = tuple(a for a in n.axes if a.var in vars_of(body))
+    axes = tuple(a for a in n.axes if a.var in vars_of(body) or not env.is_positive(a.extent))
     kind = TensorType(BOOL, n.out.type.device, contiguous([a.extent for a in axes]))
     return ir.Pointwise(replace(n.out, type=kind), axes, body)
 

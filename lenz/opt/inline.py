@@ -87,7 +87,7 @@ def inline(g: ir.Graph, cx: Context) -> ir.Graph:
 
     def substituted(n: ir.Node) -> ir.Node:
         if isinstance(n, ir.LOOPS):
-            n = _substitute(n, bodies, covered)
+            n = _substitute(n, bodies, covered, g.env)
         if (
             isinstance(n, ir.Pointwise)
             and _inlines(n, uses[n.out.name], kept, g.env)
@@ -110,7 +110,7 @@ def _without(g: ir.Graph, inlined: Collection[str], covered: Collection[str]) ->
         if isinstance(n, ir.Pointwise) and n.out.name in inlined and n.out.name not in read:
             if not n.body.checks or n.out.name in covered:
                 return ()
-            n = only_checks(n)
+            n = only_checks(n, g.env)
         read.update(ir.reads_of(n))
         return n
 
@@ -208,9 +208,9 @@ def _share(e: Expr, shape: Sequence[Sym], axes: tuple[Axis, ...]) -> float:
     return min(1.0, units[1] / max(units[2], 1)) if len(units) == 3 else 1.0
 
 
-def _covers(e: Expr, n: ir.Loop, p: ir.Pointwise) -> bool:
+def _covers(e: Expr, n: ir.Loop, p: ir.Pointwise, env: SymEnv) -> bool:
     """True if a loop loads a map's result at all indices at which the map's checks differ."""
-    checks = only_checks(p).axes
+    checks = only_checks(p, env).axes
     every = _dims(e, p.out.shape)
     pairs = [d for a, d in zip(p.axes, every, strict=True) if a in checks]
     inside = {x for i, size in every for x in (i, size - 1 - i)}
@@ -221,6 +221,8 @@ def _covers(e: Expr, n: ir.Loop, p: ir.Pointwise) -> bool:
             return False
     axes = ir.loop_axes(n)
     moved = [v for i, _ in pairs for v in i.free_vars]
+    if not all(a.var in moved or env.is_positive(a.extent) for a in axes):
+        return False  # the loop may be empty, and check nothing
     if len(set(moved)) == len(moved) and all(_all_along(i, size, axes) for i, size in pairs):
         return True
     return any(
@@ -271,7 +273,9 @@ def value_at(p: ir.Pointwise, e: Expr) -> Expr:
     return expr.reindex(p.body, at, e.args)
 
 
-def _substitute(n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str]) -> ir.Loop:
+def _substitute(
+    n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str], env: SymEnv
+) -> ir.Loop:
     budget = MAX_NODES
     origins: dict[str, None] = {}
 
@@ -285,7 +289,7 @@ def _substitute(n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str]) 
         if budget < 0:
             return None
         origins.update(dict.fromkeys(p.out.origin))
-        if p.body.checks and name not in covered and _covers(e, n, p):
+        if p.body.checks and name not in covered and _covers(e, n, p, env):
             covered.add(name)
         return value_at(p, e)
 

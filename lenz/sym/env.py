@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from lenz.records import dataclass, replace
 from lenz.sym.evaluate import evaluate
 from lenz.sym.expr import Int, Sym, Var
+from lenz.sym.prove import prove_lt
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,13 @@ class SymEnv:
             fallback = max(1, v.lo or 0)
             values[v] = known.get(v.name, fallback if v.hi is None else min(fallback, v.hi))
         return evaluate(e, values)
+
+    def is_positive(self, e: Sym) -> bool:
+        """True for a size that is never 0. Torch guards which sizes of arguments are not."""
+        given = {name for name, _ in self.hints}
+        return prove_lt(0, e) or (
+            given.issuperset(v.name for v in e.free_vars) and self.hint(e) > 0
+        )
 
     def with_var(self, v: Var, hint: int | None = None) -> SymEnv:
         """With one more variable, which replaces one of the same name."""

@@ -218,6 +218,29 @@ def test_a_check_of_what_nobody_reads(name: str, dynamic: bool) -> None:
     same_error(UNREAD[name], (randn(10, 4), good), (randn(10, 4), bad), dynamic=dynamic)
 
 
+BESIDE_NOTHING: dict[str, Fn] = {
+    "outer": lambda x, i: x[i][:, :1] * x[0][x[0] > 99],
+    "sum": lambda x, i: (x[i][:, :1] * x[0][x[0] > 99]).sum(1),
+    "division": lambda x, i: torch.outer(x[0][x[0] > 99].long(), 7 // (i - 99)),
+    "unread columns": lambda x, i: x[i][:, : x[x > 99].shape[0]] * 2,
+    "index_select": lambda x, i: x[:, x[0] > 99].index_select(0, i),
+    "embedding": lambda x, i: F.embedding(i, x[:, x[0] > 99]).sum(1),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_NOTHING)
+def test_positions_outside_beside_an_axis_that_data_leaves_empty(name: str) -> None:
+    x, good, bad = randn(10, 4), torch.tensor([1, 2, 3]), torch.tensor([1, 2, 99])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        same_error(BESIDE_NOTHING[name], (x, good), (x, bad), fullgraph=True)
+
+
+def test_rows_without_elements_are_not_looked_up() -> None:
+    run = torch.compile(lambda x, i: x[:, x[0] > 99][i] * 0, backend="lenz", fullgraph=True)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert run(torch.arange(40).view(10, 4), torch.tensor([1, 99])).shape == (2, 0)
+
+
 ALL_READ: dict[str, Fn] = {
     "turned round": lambda x, i: x[i].flip(0).T * 2,
     "flat": lambda x, i: x[i].reshape(-1) * 2,
