@@ -123,16 +123,19 @@ def _lower(e: Sym) -> Sym | None:
 
     Atoms with a symbolic end first, since they lead to others.
     """
-    atoms: dict[Sym, None] = {}
-    for t, _ in linear(e)[1]:
-        atoms.update(dict.fromkeys(factors(t)))
+    atoms: dict[Sym, int] = {}  # with the coefficient of an atom that is a term and no factor
+    for t, c in linear(e)[1]:
+        for x in factors(t):
+            atoms[x] = 0 if x in atoms or x is not t else c
     for symbolic in (True, False):
-        for x in atoms:
+        for x, c in atoms.items():
             top = _symbolic_top(x)
             if (top is not None) != symbolic:
                 continue
             if top is None and x.hi is not None:
                 top = Int(x.hi)
+            if c and (x.lo if c > 0 else top) is None:
+                continue  # a sum of n sizes would be taken apart n times
             step = _replace(e, x, top)
             if step is not None:
                 return step
