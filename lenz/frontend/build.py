@@ -26,7 +26,7 @@ from lenz.frontend.refusals import mark_refused
 from lenz.frontend.restride import restride
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
-from lenz.frontend.wide import assert_integers
+from lenz.frontend.wide import assert_divisors, assert_integers
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -59,6 +59,7 @@ def build(
     metadata = context.fw_metadata if context is not None and is_first else None
     multiply_in_pairs(gm.graph)
     assert_integers(gm, kind)
+    assert_divisors(gm.graph)
     if kind == "inference":
         rebase(gm.graph, metadata)
     traced = [n.meta.get("val") if isinstance(n, Node) else n for n in returned_of(gm.graph)]

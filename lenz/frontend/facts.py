@@ -21,7 +21,7 @@ from lenz.frontend.program import Fact, Facts, FxProgram
 from lenz.frontend.symbols import SymbolMap
 from lenz.frontend.values import storage_of
 from lenz.machines import capabilities_of
-from lenz.sym import evaluate, power_of_two
+from lenz.sym import guess, power_of_two
 
 UNIT = 8  # elements of a half type in 16 bytes
 # Smallest sizes for which multiples of 2 or 4 pay: these are rows, hardly ever batches.
@@ -54,7 +54,7 @@ def _most(p: FxProgram, tensors: Sequence[Any], hints: Mapping[str, int]) -> dic
     spans = [s for s in found if s.free_vars and all(v.name in hints for v in s.free_vars)]
     for slack in range(SLACK, -1, -1):
         ends = {name: power_of_two(hint) << slack for name, hint in hints.items()}
-        if all(evaluate(s, {v: ends[v.name] for v in s.free_vars}) < LIMIT // 2 for s in spans):
+        if all(guess(s, {v: ends[v.name] for v in s.free_vars}) < LIMIT // 2 for s in spans):
             return ends
     return {}
 

@@ -1,4 +1,6 @@
-"""Integers of a graph that might not fit in 64 bits. Python's do not wrap, those of kernels do.
+"""Integers of a graph that might not fit in 64 bits, or that are divided by 0.
+
+Python's integers do not wrap and raise an error for a division by 0; those of kernels do neither.
 
 Numbers made from sizes of tensors alone are left out: memory bounds them.
 """
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -30,6 +33,12 @@ SMALLER = (
     "OpaqueUnaryFn_sqrt",
 )  # fmt: skip
 TOO_LARGE = "lenz: an integer is so large that a number made from it might not fit in 64 bits"
+
+ASSERT = torch.ops.aten._assert_scalar.default
+BY_ZERO = {  # what Python says
+    operator.floordiv: "integer division or modulo by zero",
+    operator.mod: "integer modulo by zero",
+}
 
 
 def bound_integers(gm: GraphModule, inputs: Sequence[Any]) -> None:
@@ -66,6 +75,16 @@ def assert_integers(gm: GraphModule, kind: GraphKind) -> None:
                 _assert_between(graph, n, -end, end - 1)
 
 
+def assert_divisors(graph: Graph) -> None:
+    """Assert that divisors made from sizes or integers are not 0, unless that is known."""
+    for n in [n for n in graph.nodes if n.target in BY_ZERO and isinstance(n.args[1], Node)]:
+        by = traced(n.args[1])
+        if isinstance(by, torch.SymInt) and not statically_known_true(by != 0):
+            with graph.inserting_before(n):
+                holds = inserter(graph, n)(operator.ne, n.args[1], 0)
+                graph.call_function(ASSERT, (holds, BY_ZERO[n.target]))
+
+
 def _is_from_wider(n: Node) -> bool:
     """Whether an integer is from an unsigned tensor or a float, and not only a result."""
     is_read = any(u.op != "output" for u in n.users)
@@ -82,7 +101,7 @@ def _assert_between(graph: Graph, n: Node, low: int, high: int) -> None:
     """Assert that an integer is in [low, high]."""
     call = inserter(graph, n)
     holds = call(operator.and_, call(operator.ge, n, low), call(operator.le, n, high))
-    graph.call_function(torch.ops.aten._assert_scalar.default, (holds, TOO_LARGE))
+    graph.call_function(ASSERT, (holds, TOO_LARGE))
 
 
 def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:

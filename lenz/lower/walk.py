@@ -23,7 +23,7 @@ from lenz.lower.program import Program
 from lenz.lower.registry import Entry, entry_for
 from lenz.machines import runs_programs, types
 from lenz.records import dataclass, field, replace
-from lenz.sym import ONE, ZERO, Int, Sym, Var, evaluate, maximum, prove_le, sym
+from lenz.sym import ONE, ZERO, Int, Sym, Var, guess, maximum, prove_le, sym
 from lenz.traits import has
 
 SHARED = "elements of the result may share memory"
@@ -442,7 +442,7 @@ def _overlaps(layout: Layout) -> bool:
     # strides are products of either. A proof does not need the order by size, only a likely one.
     end = other = sym(1)
     pairs = [d for d in zip(layout.stride, layout.shape, strict=True) if d[1] is not ONE][::-1]
-    pairs.sort(key=lambda d: evaluate(d[0], dict.fromkeys(d[0].free_vars, 1009)))
+    pairs.sort(key=lambda d: guess(d[0], dict.fromkeys(d[0].free_vars, 1009)))
     for stride, size in pairs:
         if not (prove_le(end, stride) or prove_le(other, stride)):
             return True

@@ -539,8 +539,11 @@ call:
   ret void
 }
 
-; The quotient rounded down, as in Python.
-define i64 @floor_div(i64 %a, i64 %b) {
+; The quotient rounded down, as in Python. By 0 it is that by 1, as in kernels: an assertion that
+; comes later raises.
+define i64 @floor_div(i64 %a, i64 %by) {
+  %is_zero = icmp eq i64 %by, 0
+  %b = select i1 %is_zero, i64 1, i64 %by
   %quotient = sdiv i64 %a, %b
   %rest = srem i64 %a, %b
   %sign = xor i64 %rest, %b

@@ -179,9 +179,12 @@ def view_as_complex(t: torch.Tensor) -> torch.Tensor:
 
 
 def assert_scalar(condition: Any, message: str) -> None:
-    """Raise a RuntimeError unless a condition on sizes holds, such as ["ge", 3, 0]."""
+    """Raise a RuntimeError unless a condition on sizes holds, such as ["ge", 3, 0].
+
+    With Python's message about a division by 0 it is a ZeroDivisionError.
+    """
     if not size(condition):
-        raise RuntimeError(message)
+        raise (ZeroDivisionError if message.endswith("modulo by zero") else RuntimeError)(message)
 
 
 def size(of: Any) -> Any:

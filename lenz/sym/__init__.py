@@ -2,7 +2,7 @@
 
 from lenz.sym.divide import ceildiv, flatten, power_of_two, unflatten
 from lenz.sym.env import SymEnv
-from lenz.sym.evaluate import as_multiple, evaluate, positive, product, substitute
+from lenz.sym.evaluate import as_multiple, evaluate, guess, positive, product, substitute
 from lenz.sym.expr import (
     ONE,
     ZERO,

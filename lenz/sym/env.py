@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lenz.records import dataclass, replace
-from lenz.sym.evaluate import evaluate
+from lenz.sym.evaluate import guess
 from lenz.sym.expr import Int, Sym, Var
 from lenz.sym.prove import prove_lt
 
@@ -40,7 +40,7 @@ class SymEnv:
         for v in e.free_vars:
             fallback = max(1, v.lo or 0)
             values[v] = known.get(v.name, fallback if v.hi is None else min(fallback, v.hi))
-        return evaluate(e, values)
+        return guess(e, values)
 
     def is_positive(self, e: Sym) -> bool:
         """True for a size that is never 0. Torch guards which sizes of arguments are not."""

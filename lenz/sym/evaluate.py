@@ -32,6 +32,14 @@ def evaluate(e: Sym, mapping: Mapping[Var, int]) -> int:
     return value
 
 
+def guess(e: Sym, mapping: Mapping[Var, int]) -> int:
+    """The value of e for sizes that are made up; 1 if they make a divisor 0."""
+    try:
+        return evaluate(e, mapping)
+    except ZeroDivisionError:
+        return 1
+
+
 def evaluate_with(e: Sym, known: dict[Any, Any], low: Pick, high: Pick) -> Any:
     """The value of e for those of its variables in `known`, which gets the values of its parts.
 

@@ -185,6 +185,36 @@ def test_unsigned_numbers_of_tensors_beyond_64_bits() -> None:
             run(torch.ones(1), beyond, most)
 
 
+DIVIDED: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]] = {
+    "in a kernel": (lambda x, n: x + 24 // (n - 3), lambda n: (bits(2), n)),
+    "as a result": (lambda x, n: (x + 1, 24 // (n - 3)), lambda n: (bits(2), n)),
+    "remainder": (lambda x, n, m: x + n % m, lambda n: (bits(2), n + 4, n - 3)),
+    "of data": (lambda x, t: (x, 24 % t.item()), lambda n: (bits(2), torch.tensor(n - 3))),
+    "chosen": (lambda x: x + 10 // x[x > 0].shape[0], lambda n: (bits(n - 3),)),
+    "filled": (lambda t: torch.full((3,), 24 // t.item()), lambda n: (torch.tensor(n - 3),)),
+    "size": (
+        lambda t: torch.zeros(24 // (t[0].item() - t[1].item())) + t.sum(),
+        lambda n: (torch.tensor([n, 3]),),
+    ),
+}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_divisor_of_0_raises_pythons_error(name: str, native: bool) -> None:
+    fn, make = DIVIDED[name]
+    run = torch.compile(fn, backend="lenz", options={"on_error": "raise", "native": native})
+    with torch._dynamo.config.patch(DATA):
+        for n in (9, 11, 3, 7):
+            try:
+                want = fn(*make(n))
+            except ZeroDivisionError as e:
+                with pytest.raises(ZeroDivisionError, match=str(e)):
+                    run(*make(n))
+            else:
+                same(run(*make(n)), want, 0, True)
+
+
 def test_a_branch_on_a_size() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.cond(x.shape[0] > 10, lambda a: a * 2, lambda a: a * 3, (x,)) + 1
