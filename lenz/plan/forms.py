@@ -104,9 +104,15 @@ def same_form(a: TensorType, b: TensorType) -> bool:
 
 
 def _whole(view: TensorType, base: TensorType) -> bool:
-    """True if the view spans all memory of the base."""
-    x = view.layout
-    return view.dtype is base.dtype and x.offset is ZERO and x.storage is base.layout.storage
+    """True if the view spans all memory of the base, for all sizes.
+
+    A view with a size 0 has no memory. A size of the view alone may be found after the allocation.
+    """
+    x, y = view.layout, base.layout
+    is_full = x.numel is y.numel or all((n.lo or 0) > 0 for n in x.shape)
+    is_known = {v for s in x.syms for v in s.free_vars} <= {v for s in y.syms for v in s.free_vars}
+    is_same = view.dtype is base.dtype and x.offset is ZERO and x.storage is y.storage
+    return is_same and is_full and is_known
 
 
 def returns_argument(s: CallStep) -> bool:

@@ -215,6 +215,26 @@ def test_a_divisor_of_0_raises_pythons_error(name: str, native: bool) -> None:
                 same(run(*make(n)), want, 0, True)
 
 
+EXPANDED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "before": lambda n, w, m: (lambda k: (w * 2).expand(k, 64) @ m)(n.sum().item()),
+    "after": lambda n, w, m: (w * 2).expand(n.sum().item(), 64) @ m,
+    "gradient": lambda n, w, m: w[w > 0].sum() / w[w > 0].shape[0],
+}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("name", EXPANDED)
+def test_expanded_values_that_are_empty(name: str, native: bool) -> None:
+    """Their memory is not empty, and is there before the size is read."""
+
+    def make(n: int) -> tuple[Tensor, ...]:
+        w, m = randn(64).abs() * (n or -1), randn(64, 64)
+        return torch.tensor([n, 0]), w.requires_grad_(), m
+
+    with torch._dynamo.config.patch(DATA):
+        serves(EXPANDED[name], make, (3, 0), options={"on_error": "raise", "native": native})
+
+
 def test_a_branch_on_a_size() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.cond(x.shape[0] > 10, lambda a: a * 2, lambda a: a * 3, (x,)) + 1

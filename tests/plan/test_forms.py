@@ -45,6 +45,16 @@ def test_a_buffer_that_is_called_or_returned_has_its_own_form() -> None:
     assert forms_of(plan(Alloc("a", FLAT), rows, call("rows"), out="a"))["a"] is FLAT
 
 
+def test_a_buffer_has_no_form_that_may_be_empty_or_is_known_later() -> None:
+    for low in (0, 1):
+        u = Var("u0", low)
+        many = TensorType(F32, "cpu", Layout((u, Int(64)), (Int(0), Int(1))))
+        some = TensorType(F32, "cpu", Layout((u, u), (Int(0), Int(1))))
+        for base, view in ((FLAT, many), (TensorType(F32, "cpu", contiguous((u,))), some)):
+            found = forms_of(plan(Alloc("a", base), ViewStep("view", "a", view), call("view")))["a"]
+            assert found is (view if low and base is not FLAT else base), (low, view)
+
+
 def test_a_buffer_for_kernels_keeps_the_tensor_that_it_reuses() -> None:
     sizes: tuple[Sym, ...] = ()
     launch = LaunchStep("k", ("b",), sizes)
