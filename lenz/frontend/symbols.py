@@ -146,6 +146,8 @@ class SymbolMap:
 
     def _rebuild(self, e: Any) -> Sym:
         if e.is_Integer:
+            if not -(1 << 63) <= e < 1 << 63:
+                raise Unsupported(f"{e} does not fit in 64 bits")
             return Int(int(e))
         if e.is_Symbol:
             return self._variable(e)

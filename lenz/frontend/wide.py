@@ -2,7 +2,7 @@
 
 Python's integers do not wrap and raise an error for a division by 0; those of kernels do neither.
 
-Numbers made from sizes of tensors alone are left out: memory bounds them.
+Memory bounds sizes of tensors and products of them, but no powers of sizes, for one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from lenz.frontend.program import GraphKind
 from lenz.frontend.values import storage_of
 
 # How many bits integers may have: the most for which all numbers made from them fit is allowed.
-BITS = (63, 62, 60, 46, 31, 20, 15, 5)
+BITS = (63, 62, 60, 46, 31, 20, 15, 12, 10, 7, 5)
+SIZE = 1 << 48  # more elements fit in no memory
 EVERY: Any = ValueRanges(-int_oo, int_oo)
 # Functions whose results are no farther from 0 than one of their arguments.
 SMALLER = (
     "Min", "Max", "Piecewise", "ExprCondPair", "Abs", "Identity", "FloorDiv", "CleanDiv", "CeilDiv",
     "IntTrueDiv", "ToFloat", "CeilToInt", "FloorToInt", "RoundToInt", "TruncToInt", "TruncToFloat",
-    "OpaqueUnaryFn_sqrt",
+    "OpaqueUnaryFn_sqrt", "OpaqueUnaryFn_log2", "RShift", "RoundDecimal",
 )  # fmt: skip
 TOO_LARGE = "lenz: an integer is so large that a number made from it might not fit in 64 bits"
 
@@ -115,13 +116,38 @@ def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:
     told = (n for t in tensors for n in (*t.shape, *t.stride(), t.storage_offset()))
     layouts = dict.fromkeys(n.node.expr for n in told if isinstance(n, torch.SymInt))
     sizes = set[Any]().union(*(e.free_symbols for e in layouts))
-    others = {e: e.free_symbols - sizes for e in exprs if not e.is_Symbol and _is_whole(e)}
+    exprs = {e: None for e in exprs if e not in layouts and not e.is_Symbol and _is_whole(e)}
+    wide = _unlimited([e for e in exprs if e.free_symbols <= sizes], sizes, tensors)
+    others = {e: e.free_symbols - (set() if e in wide else sizes) for e in exprs}
+    sizes = sizes.difference(*(e.free_symbols for e in wide))
     made = {e: symbols for e, symbols in others.items() if symbols}
     far = {s: max(-r.lower, r.upper) for s, r in numbers[0].node.shape_env.var_to_range.items()}
     end = next((1 << b for b in BITS if _fit(made, {s: min(far[s], 1 << b) for s in far})), None)
     if end is None:
         raise Unsupported(f"no bound is known for {', '.join(map(str, made))}, made from integers")
     return sizes, {s: end for e in made for s in made[e]}
+
+
+def _unlimited(
+    numbers: Sequence[Any], sizes: Iterable[Any], tensors: Sequence[torch.Tensor]
+) -> list[Any]:
+    """The numbers made from sizes alone that memory does not bound."""
+    limits = dict.fromkeys(sizes, SIZE)
+    if wide := [e for e in numbers if not _fit([e], limits)]:
+        counts: Iterable[Any] = (t.numel() for t in tensors)
+        wholes = {n.node.expr for n in counts if isinstance(n, torch.SymInt)}
+        parts = {p.as_coeff_Mul()[1] for e in wholes for p in e.as_ordered_terms()}
+        products = (p for e in wide for p in e.find(lambda p: p.is_Mul or p.is_Pow))
+        factors = dict.fromkeys(p.as_coeff_Mul()[1] for p in products)
+        limits |= {f: SIZE for f in factors if any(_divides(f, p) for p in parts)}
+    return [e for e in wide if not _fit([e], limits)]
+
+
+def _divides(factor: Any, product: Any) -> bool:
+    """Whether a product of sizes divides another. Its quotients count as what they divide."""
+    is_quotient = lambda e: type(e).__name__ == "FloorDiv"
+    most = factor.replace(is_quotient, lambda e: e.args[0])
+    return bool((product / most).as_numer_denom()[1] == 1)
 
 
 def _fit(numbers: Iterable[Any], ends: Mapping[Any, Any]) -> bool:
@@ -137,10 +163,16 @@ def _most(e: Any, ends: Mapping[Any, Any]) -> float:
 
     Raises OverflowError if an integer in it might not fit in 64 bits.
     """
-    if e.is_Symbol or e.is_Boolean or e.is_Relational:  # a condition's numbers are other nodes'
+    # A condition's numbers are other nodes'.
+    if e in ends or e.is_Symbol or e.is_Boolean or e.is_Relational:
         return int(ends.get(e, 1))
+    times, rest = e.as_coeff_Mul() if e.is_Mul else (e, None)
     if e.is_Number:
         found = abs(int(e) if e.is_Integer else float(e))
+    elif rest in ends:
+        found = _most(times, ends) * int(ends[rest])
+    elif type(e).__name__ == "FloatTrueDiv" and e.args[1].is_Number:
+        return _most(e.args[0] / e.args[1], ends)
     else:
         found = _most_of(type(e).__name__, [_most(a, ends) for a in e.args])
     if getattr(e, "is_integer", False) and found >= 1 << 63:

@@ -157,6 +157,37 @@ def test_numbers_of_tensors_beyond_64_bits() -> None:
             run(torch.ones(1), torch.tensor(2**31))
 
 
+OF_SIZES: dict[str, Callable[[Tensor, int], Any]] = {
+    "a power": lambda x, n: (x + 1, n**30),
+    "a shape": lambda x, n: torch.arange(n**20 % 7 + 1),
+    "repeated": lambda x, n: x.repeat(n**20 % 7 + 1),
+    "in a kernel": lambda x, n: x + n**20 % 1000007,
+    "a float": lambda x, n: x * (n**30 / 7),
+    "a shift": lambda x, n: (x + 1, n << 62),
+    "a sum": lambda x, n: (x + 1, n + 10**25),
+    "a constant": lambda x, n: (x + 1, n * 3 % 2**64),
+    "a generator": lambda x, n: (x + 1, (n * 6364136223846793005 + 1442695040888963407) % 2**64),
+    "a product": lambda x, n: (x + 1, n**5 * x.numel()),
+}
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.filterwarnings("ignore:.*in eager.*")  # of the largest
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_numbers_of_sizes_beyond_64_bits(name: str, data: bool) -> None:
+    """Memory bounds sizes, but not their powers. Data may decide the sizes."""
+    fn = lambda x: OF_SIZES[name](x, x[x > 0].shape[0] if data else x.shape[0])
+    run = torch.compile(fn, backend="lenz", dynamic=True)
+    with torch._dynamo.config.patch(DATA):
+        for n in (10, 5, 7000):
+            try:
+                same(run(torch.ones(n)), fn(torch.ones(n)), 1e-4, True)
+            except RuntimeError as e:  # of an assertion
+                assert data, e
+                assert "might not fit in 64 bits" in str(e)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_numbers_without_a_bound_are_eagers() -> None:
     fn = lambda x, i: x * (i.item() // 2.5)

@@ -47,6 +47,12 @@ def many_views(x: Tensor) -> Any:
     return x.reshape(n * m).view(m, n).t() + 1, x[n // 2 :, -3:].flip(0), x.repeat(2, 1), x.roll(2)
 
 
+def numbers(x: Tensor, y: Tensor) -> Any:
+    n, m, k = x.shape
+    rows = (x.reshape(n * m, k).sum(1) / x.numel(), n * m * k // 2 + 8 * n * k)
+    return *rows, y.sum() * (n * m - k) + int(n / 1.5), x.mean() + n // 2 * (m // 2)
+
+
 def sliced(x: Tensor) -> Any:
     return x[: x.shape[0] // 3].sum(0), x.unfold(0, 3, 2).mean(-1), x.chunk(3), x[::2, 1::3] * 2
 
@@ -63,6 +69,7 @@ def attention(q: Tensor) -> Tensor:
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "elements": (lambda x, y: (x * y + x.shape[0]).softmax(-1), lambda: (randn(5, 7), randn(7))),
     "reductions": (lambda x: (x.sum(), x.var(0), x.amax(1), x.argmin()), lambda: (randn(5, 7),)),
+    "numbers": (numbers, lambda: (randn(9, 7, 5), randn(9))),
     "views": (many_views, lambda: (randn(9, 7),)),
     "slices": (sliced, lambda: (randn(20, 7),)),
     "indices": (indexed, lambda: (randn(9, 7), torch.arange(9))),
