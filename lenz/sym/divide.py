@@ -27,6 +27,7 @@ from lenz.sym.expr import (
     Mod,
     Sym,
     Var,
+    as_int,
     children,
     division_node,
     linear,
@@ -48,6 +49,7 @@ from lenz.sym.polynomial import (
 )
 from lenz.sym.prove import prove_le, prove_lt
 
+LARGE = 1 << 31  # a size times a smaller divisor fits in 64 bits
 Split = tuple[Sym, Sym, Sym, Sym, Sym]  # q, d, r, k2, off
 
 
@@ -112,9 +114,9 @@ def _floordiv_int(a: Sym, b: Int) -> Sym:
     if terms[0][1] < 0:  # floor_negate: -y // k = -((y + k - 1) // k)
         return scale(floordiv((k - 1) - a, b), -1)
     for t, c in terms:
-        if c == 1 and a is not t and type(t) is FloorDiv and type(t.den) is Int:
+        if c == 1 and a is not t and type(t) is FloorDiv and (as_int(t.den * b) or LARGE) < LARGE:
             # nested_floor_shift: (x + n // m) // k = (m*x + n) // (m*k)
-            return floordiv(t.num + (a - t) * t.den.value, Int(t.den.value * k))
+            return floordiv(t.num + (a - t) * t.den, t.den * b)
     return _nested_quotient(a, b)
 
 
@@ -125,7 +127,7 @@ def _nested_quotient(a: Sym, b: Sym) -> Sym:
     (n % (b*w)) // b = (n // b) % w         floor_of_mod
     """
     if b.lo is not None and b.lo >= 1:
-        if type(a) is FloorDiv:
+        if type(a) is FloorDiv and (as_int(a.den * b) or 0) < LARGE:
             return floordiv(a.num, a.den * b)
         if type(a) is Mod:
             w = exact_quotient(a.den, b)

@@ -158,6 +158,13 @@ def test_functions() -> None:
     assert divisor(12 * K + 8 * S0) == 4 and divisor(ZERO) == 0
 
 
+def test_divisors_are_joined_only_while_products_fit_in_64_bits() -> None:
+    """(x + n // m) // k has no product; m*x might wrap in native code, as m*k might."""
+    assert (N // 8) // 4 is N // 32 and (X + N // 8) // 4 is (8 * X + N) // 32
+    assert show(N // 2**40 // 2**40) == f"n // {2**40} // {2**40}"
+    assert show((X + N // 2**40) // 8) == f"(x + n // {2**40}) // 8"
+
+
 def test_proofs() -> None:
     p, q = Var("p", 0, below=S0), Var("q", 0, below=S1)
     flat = p * S1 + q
