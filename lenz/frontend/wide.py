@@ -8,7 +8,7 @@ Memory bounds sizes of tensors and products of them, but no powers of sizes, for
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, log2, prod
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from lenz.errors import Unsupported
-from lenz.frontend.calls import inserter, traced
+from lenz.frontend.calls import callee, inserter, traced
 from lenz.frontend.program import GraphKind
 from lenz.frontend.values import storage_of
 
@@ -35,17 +35,27 @@ SMALLER = (
 )  # fmt: skip
 TOO_LARGE = "lenz: an integer is so large that a number made from it might not fit in 64 bits"
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat)
 ASSERT = torch.ops.aten._assert_scalar.default
 BY_ZERO = {  # what Python says
     operator.floordiv: "integer division or modulo by zero",
     operator.mod: "integer modulo by zero",
 }
 
+# Arguments for which Python's functions raise no error. torch computes floats made from sizes as
+# tensors, which have an infinity or NaN in place of an error.
+DOMAINS: Mapping[str, Callable[..., Any]] = {
+    "_sym_sqrt": lambda x: x >= 0,
+    "_sym_log2": lambda x: x > 0,
+    "pow": lambda x, y: not isinstance(y, int | float) or y >= 0 or x != 0,
+    "truediv": lambda x, y: not isinstance(x, float) or y != 0,
+}
+
 
 def bound_integers(gm: GraphModule, inputs: Sequence[Any]) -> None:
     """Guard integer arguments, so that they and all numbers made from them fit in 64 bits.
 
-    Raises Unsupported if those of this call are too large for that.
+    Also guard arguments of DOMAINS. Raises Unsupported if those of this call break a guard.
     """
     symbols = [x for x in inputs if isinstance(x, torch.SymInt) and hasattr(x.node, "expr")]
     given = [x for x in symbols if x.node.expr.is_Symbol and isinstance(x.node.hint, int)]
@@ -54,6 +64,12 @@ def bound_integers(gm: GraphModule, inputs: Sequence[Any]) -> None:
         end = ends.get(x.node.expr, 1 << BITS[0])
         if x.node.expr not in sizes and not -end <= x < end:
             raise Unsupported(f"a number made from {x.node.hint} might not fit in 64 bits")
+    known = {x.node.expr for x in given}
+    for n in [n for n in gm.graph.nodes if callee(n) in DOMAINS]:
+        args = [traced(a) if isinstance(a, Node) else a for a in n.args]
+        made = [a.node.expr.free_symbols for a in args if isinstance(a, SYMBOLIC)]
+        if made and known.issuperset(set().union(*made)) and not DOMAINS[callee(n)](*args):
+            raise Unsupported(f"{callee(n)} of {args} is an error")
 
 
 def assert_integers(gm: GraphModule, kind: GraphKind) -> None:
@@ -108,7 +124,7 @@ def _assert_between(graph: Graph, n: Node, low: int, high: int) -> None:
 def _ends(nodes: Iterable[Node]) -> tuple[set[Any], dict[Any, int]]:
     """The symbols of layouts, and the ends of others from which larger numbers are made."""
     values = [traced(n) for n in nodes]
-    numbers = [v for v in values if isinstance(v, torch.SymInt | torch.SymFloat)]
+    numbers = [v for v in values if isinstance(v, SYMBOLIC)]
     exprs = {v.node.expr: None for v in numbers if hasattr(v.node, "expr")}
     if not exprs:
         return set(), {}

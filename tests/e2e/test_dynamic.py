@@ -246,6 +246,28 @@ def test_a_divisor_of_0_raises_pythons_error(name: str, native: bool) -> None:
                 same(run(*make(n)), want, 0, True)
 
 
+FLOATS: dict[str, tuple[Callable[[Tensor, int], Tensor], int]] = {
+    "root": (lambda x, n: x.sum() + math.sqrt(n), 3),
+    "logarithm": (lambda x, n: x.sum() + math.log2(n), 3),
+    "power": (lambda x, n: x.sum() + n**-1, 5),
+    "quotient": (lambda x, n: x.sum() + 2.0 / n, 5),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_of_sizes_raise_pythons_errors(name: str) -> None:
+    """torch computes them as tensors. A call outside of the domain is traced again, and fails."""
+    made, bad = FLOATS[name]
+    fn = lambda x: made(x, x.shape[0] - 5)
+    run = torch.compile(fn, backend="lenz", dynamic=True, options={"on_error": "raise"})
+    for n in (9, 12, 7):
+        torch.testing.assert_close(run(torch.ones(n)), fn(torch.ones(n)))
+    with pytest.raises((ValueError, ZeroDivisionError)) as told:
+        fn(torch.ones(bad))
+    with pytest.raises(RuntimeError, match=str(told.value)):
+        run(torch.ones(bad))
+
+
 EXPANDED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "before": lambda n, w, m: (lambda k: (w * 2).expand(k, 64) @ m)(n.sum().item()),
     "after": lambda n, w, m: (w * 2).expand(n.sum().item(), 64) @ m,
