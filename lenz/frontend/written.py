@@ -73,9 +73,13 @@ def _part(write: Node) -> Any:
     """The tensor that is written, without a copy that has the strides of its place."""
     part: Any = write.args[1 if write.target in WRITES else 0]
     source = part.args[1] if part.target is aten.copy.default else part
-    a, b = (v.meta["val"] for v in (part, source))
-    is_whole = a.dtype == b.dtype and a.device == b.device and are_same(a.shape, b.shape)
-    return source if is_whole else part
+    return source if _are_alike(part, source) else part
+
+
+def _are_alike(x: Node, y: Node) -> bool:
+    """Say whether two tensors have one type, device and shape."""
+    a, b = (v.meta["val"] for v in (x, y))
+    return a.dtype == b.dtype and a.device == b.device and are_same(a.shape, b.shape)
 
 
 def _is_apart(at: Span | None, others: Iterable[Span]) -> bool:
@@ -90,9 +94,11 @@ def _read_as_written(n: Node, spans: Spans, old: Mapping[Node, Node], changing: 
     x = y = n.all_input_nodes[0]
     while n in spans and x in spans and x.target in WRITES:
         is_one = READS.index(n.target) == WRITES.index(x.target)
-        if spans[x] == spans[n] and is_one and changing.isdisjoint(storages(_part(x))):
+        part = _part(x)
+        is_free = changing.isdisjoint(storages(part)) and _are_alike(n, part)  # a write converts
+        if spans[x] == spans[n] and is_one and is_free:
             # Views would show that its strides differ.
-            n.replace_all_uses_with(_part(x), delete_user_cb=_reads_elements)
+            n.replace_all_uses_with(part, delete_user_cb=_reads_elements)
         if x not in old or not _is_apart(spans[n], [spans[x]]):
             break
         x = old[x]

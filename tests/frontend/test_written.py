@@ -132,3 +132,11 @@ def an_argument(x: Tensor) -> None:
 def test_what_stays(f: Callable[..., Any]) -> None:
     assert "cat" not in ops_of(f, randn(STEPS + 3, 8))
     agree(f, lambda: (randn(STEPS + 3, 8),))
+
+
+def test_a_part_is_read_with_the_type_of_the_whole() -> None:
+    def f(x: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        one, more = torch.select_scatter(x, s, 0, 1), torch.slice_scatter(x, s[None], 0, 1, 2)
+        return one[1] / 1, one[1] > 100, more[1:2] / 1
+
+    agree(f, lambda: (torch.zeros(3, 3, dtype=torch.uint8), torch.tensor([300, 256, -1])))
