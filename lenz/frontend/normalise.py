@@ -117,6 +117,7 @@ def view_strided(graph: Graph) -> None:
             continue
         x, dense = own[0], torch.empty(size, device="meta").stride()
         is_whole = x.is_contiguous() and x.numel() == math.prod(size)
+        is_whole &= all(t.dtype == x.dtype and t.device == x.device for t in own)  # no conversion
         is_dense = all(n == 1 or a == b for n, a, b in zip(size, stride, dense, strict=True))
         if is_whole and is_dense and offset in (None, x.storage_offset()):
             call, source, shape = inserter(graph, node), node.args[0], list(size)

@@ -81,6 +81,16 @@ KEPT: dict[str, tuple[Callable[..., Any], list[str]]] = {
         lambda x: aten.as_strided_scatter(aten.cos(x), aten.sin(x).t(), [3, 2], [2, 1]) * 2,
         ["sin.default", "t.default", "clone.default", "view.default", "mul.Tensor"],
     ),
+    "a write through dense strides that converts": (
+        lambda x: aten.as_strided_scatter(x, aten.sin(x).t().double(), [3, 2], [2, 1]) * 2,
+        [
+            "sin.default",
+            "t.default",
+            "_to_copy.default",
+            "as_strided_scatter.default",
+            "mul.Tensor",
+        ],
+    ),
     "a write through strides to a part": (
         lambda x: aten.as_strided_scatter(x, aten.sin(x)[0], [3], [2]) * 2,
         ["sin.default", "select.int", "as_strided_scatter.default", "mul.Tensor"],
