@@ -10,7 +10,7 @@ from typing import Any
 from lenz import ops
 from lenz.ir.expr import Expr
 from lenz.ir.op import op_named
-from lenz.lower.arithmetic import div
+from lenz.lower.arithmetic import div, power
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, giving
 from lenz.lower.operand import Operand, element
 from lenz.lower.reduce import norm
@@ -63,12 +63,14 @@ def foreach_div(b: GraphBuilder, xs: Tensors, others: Any) -> tuple[Value, ...]:
 
 @lowering("_foreach_pow")
 def foreach_pow(b: GraphBuilder, bases: Any, exponents: Any) -> tuple[Value, ...]:
-    """Powers of floats, or of one number, as in Adam; squares are products."""
+    """Powers of floats, or of one number, as in Adam; on GPUs only squares have a short form."""
     if any(x.dtype.is_integer for x in (bases if isinstance(bases, list) else exponents)):
         raise Decline("integer powers of lists")
 
     def one(k: int) -> Value:
         t, pair = b.result.dtype, (_pick(bases, k), _pick(exponents, k))
+        if b.result.device == "cpu":
+            return power(b, *pair)
 
         def fn(i: Index) -> Expr:
             e, y = (element(v, i, t) for v in pair)

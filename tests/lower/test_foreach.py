@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -88,3 +89,9 @@ def test_a_number_to_the_powers_of_lists() -> None:
         ]
         check(lambda *xs: torch._foreach_pow(0.999, xs), *steps)
         check(lambda *xs: torch._foreach_pow(2, xs), *steps)
+
+
+def test_roots_of_negative_numbers_are_those_of_pow() -> None:
+    x = torch.tensor([-math.inf, -0.0, 4.0])
+    for dtype in (torch.float32, torch.float16):
+        check(lambda x: [torch._foreach_pow([x], y) for y in (0.5, -0.5, 2, 3)], x.to(dtype))
