@@ -82,6 +82,8 @@ def scaled_sum(
     b: GraphBuilder, x: Value, sums: Value, *, beta: Sym | Scalar = 1, alpha: Sym | Scalar = 1
 ) -> Value:
     """beta x + alpha sums; with beta = 0, NaN in x is ignored."""
+    if isinstance(alpha, Sym) or isinstance(beta, Sym) or alpha == 0:
+        raise Decline("a scale of 0, for which most of eager's kernels ignore NaN")
 
     def fn(i: Index) -> Expr:
         e = number(alpha, sums.dtype) * sums.at(i)
@@ -93,10 +95,10 @@ def scaled_sum(
 
 
 def full_rows(x: Value, dim: Dim) -> Split:
-    """The rows of an extremum; declines rows that may be empty: eager raises for them."""
+    """The rows of an extremum or a median; declines rows that may be empty."""
     s = cut(x.shape, dim)
     if any(n.lo is None or n.lo < 1 for n in s.over):
-        raise Decline("an extremum of no elements is an error in eager")
+        raise Decline("what eager gives, or raises, for no elements")
     return s
 
 

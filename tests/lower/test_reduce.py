@@ -290,3 +290,10 @@ def test_no_sum_is_minus_zero() -> None:
         x = torch.full(shape, -0.0)
         check(lambda x: (1 / x.sum(1), 1 / x.sum(), 1 / x[0, 0].sum(), 1 / x.mean(0)), x)
         check(lambda x: (1 / x.prod(1), 1 / x.amax(1), 1 / x.trace(), 1 / x.nansum(1)), x)
+
+
+def test_a_scale_of_zero_is_left_to_eager() -> None:
+    """With alpha = 0, most of its kernels ignore NaN in the product."""
+    m, x, c = torch.full((1200, 4), math.nan), torch.ones(4, 8), torch.ones(1200, 8)
+    check(lambda c, m, x: c.addmm(m, x, alpha=0), c, m, x, native=False)
+    check(lambda c, m, x: c[:, 0].addmv(m, x[:, 0], alpha=0), c, m, x, native=False)
