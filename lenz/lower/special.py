@@ -80,7 +80,6 @@ AI_SIN = (0.9957410715, -0.00401003511, 0.0002174979785, -2.559707368e-5, 4.4462
           -9.821561055e-7, 2.560803263e-7, -7.548234203e-8, 2.447213482e-8)  # fmt: skip
 AI_COS = (0.06570090884, -0.003367165046, 0.0003131866831, -4.909474711e-5, 1.031385323e-5,
           -2.622703144e-6, 7.642834031e-7, -2.469218211e-7, 8.654323471e-8)  # fmt: skip
-BITS = 20  # in the order of a Chebyshev polynomial
 AI_END = 0.53033008589  # 1/z of x = 2
 # The Bernoulli numbers B(2), B(4), ...
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
@@ -390,12 +389,15 @@ def _chebyshev(name: str, slope: float, shift: float, edge: Callable[[Expr, Expr
     def polynomial(x: Expr, n: Expr, f: Expr) -> Expr:
         twice = x + x
         low, high, known = const(0.0, x.dtype), const(1.0, x.dtype), ops.value_of(n)
-        for bit in reversed(range(BITS if known is None else int(known).bit_length())):
+        # Beyond, neither eager's results nor these have a correct digit.
+        bits = (24 if x.dtype is F32 else 53) if known is None else int(known).bit_length()
+        degree = ops.minimum(n, (1 << bits) - 1)
+        for bit in reversed(range(bits)):
             before = twice * low - high
             even = low * (high - before)
             odd = ops.square(high) - ops.square(low)
             after = high * (twice * high - low - low)
-            is_set = ops.ne(n & (1 << bit), 0)
+            is_set = ops.ne(degree & (1 << bit), 0)
             low, high = ops.where(is_set, odd, even), ops.where(is_set, after, odd)
         first = ops.fma(x, slope, shift)
         before = twice * low - high

@@ -89,6 +89,8 @@ def test_chebyshev(kind: str) -> None:
         check(fn, x.double(), n.double(), tolerance=(1e-8, 1e-9))
         check(fn, x, n, tolerance=(1e-3, 1e-3))
         check(lambda x, fn=fn: fn(x, 5), x.double(), tolerance=(1e-8, 1e-9))
+        great = torch.tensor([2.0**20, 2.0**20 + 3, 2.0**31 + 1]).double()
+        check(fn, torch.tensor([[0.5], [0.3], [-1], [1.3]]).double(), great, tolerance=(1e-5, 1e-5))
 
 
 def test_zeta() -> None:
