@@ -24,6 +24,7 @@ from lenz.ir.expr import Expr, const, index
 from lenz.ir.tensor import TensorType
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Value
 from lenz.lower.dims import cut, reduce_over, wrapped
+from lenz.lower.reduce import full_rows
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
@@ -292,12 +293,13 @@ def _enter_median(name: str, skip_nan: bool) -> None:
 
     @lowering(f"{name}.dim")
     def along(b: GraphBuilder, x: Value, dim: int, keepdim: bool = False) -> Pair:
+        full_rows(x, dim)
         find = lambda d, keys: _middle(b, _ordered(b, x, d, keys), d, keepdim, keys, skip_nan)
         return _of_rows(b, x, dim, False, find)
 
     @lowering(f"{name}.default")
     def full(b: GraphBuilder, x: Value) -> Value:
-        size = product(x.shape)
+        size = product(full_rows(x, None).over)
         if size is ONE:
             return b.map(lambda i: x.at((ZERO,) * x.rank))
         keys = keys_for(x.dtype, size, False, x.device)
@@ -312,6 +314,7 @@ def mode(b: GraphBuilder, x: Value, dim: int = -1, keepdim: bool = False) -> Pai
     """The most frequent integer of each row (the lowest of several), and its last position."""
     if x.dtype.is_float:
         raise Decline("a row of floats may have NaN, whose order is eager's")
+    full_rows(x, dim)
 
     def find(d: int, keys: Keys) -> Value:
         row = _ordered(b, x, d, keys, most=LONGEST)

@@ -14,6 +14,7 @@ from lenz.ir.graph import Extern, Sort
 from lenz.lower.builder import Decline
 from lenz.lower.sort import keys_for
 from lenz.sym import Int, Var
+from tests.e2e.sides import agree
 from tests.lower.harness import check, evaluated
 
 G = torch.Generator().manual_seed(0)
@@ -201,3 +202,12 @@ def test_mode_of_rows_with_nan_is_eager_s() -> None:
         [[nan, -inf, 0.0, 1.0, 5.0, 7.0, -2.0]],
     ):
         check(lambda x: torch.mode(x, 1)[0], torch.tensor(rows), native=False)
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_rows_that_may_be_empty_are_left_to_eager() -> None:
+    for fn in (torch.median, torch.nanmedian):
+        agree(lambda x, fn=fn: fn(x[x > 0]), lambda: [-torch.rand(9)], fullgraph=True)
+        run = torch.compile(lambda x, fn=fn: fn(x[x > 0], 0), backend="lenz", fullgraph=True)
+        with pytest.raises(IndexError, match="non-zero size"):
+            run(-torch.rand(9))
