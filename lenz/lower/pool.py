@@ -20,6 +20,7 @@ from lenz.ir.graph import UpdateMode
 from lenz.ir.tensor import Layout
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Move, Term, Update, Value
 from lenz.lower.index import checked, computed
+from lenz.lower.reduce import full_rows
 from lenz.lower.registry import lowering
 from lenz.lower.windows import UNKNOWN, WRITTEN_OUT, Adaptive, Offsets, Windows, adaptive, windows
 from lenz.machines import runs_programs
@@ -284,6 +285,7 @@ def _enter_adaptive(packet: str, rank: int, of_max: bool) -> None:
 
     @lowering(packet)
     def forward(b: GraphBuilder, x: Value, output_size: Sequence[Sym | int]) -> Any:
+        full_rows(x, range(x.rank - rank - 1, x.rank))
         w = adaptive(x, output_size)
         return max_pool(b, x, w) if of_max else avg_pool(b, x, w, False, None)
 

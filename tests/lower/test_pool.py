@@ -206,3 +206,12 @@ def test_sums_along_one_dimension_keep_the_order_of_the_result() -> None:
     torch.testing.assert_close(got, aten._adaptive_avg_pool2d_backward(dy, x))
     strides = [n.out.type.layout.stride for n in g.nodes if isinstance(n, Pointwise)]
     assert [[int(str(s)) for s in one] for one in strides] == [[336, 1, 48, 3], [768, 1, 48, 3]]
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_mean_of_nothing_is_an_error() -> None:
+    fn = lambda x: functional.adaptive_avg_pool1d(x[x > 0][None, None], 3)
+    run = torch.compile(fn, backend="lenz", fullgraph=True)
+    with pytest.raises(RuntimeError, match="non-zero size"):
+        run(-torch.rand(9))
+    torch.testing.assert_close(run(torch.ones(9)), fn(torch.ones(9)))
