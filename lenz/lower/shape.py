@@ -84,7 +84,12 @@ def _joined(
 def constant_pad(b: GraphBuilder, x: Value, pad: Sizes, value: Any = 0) -> Value:
     """A border of one value, from the last dimension on; negative widths crop."""
     t = b.result.dtype
-    before = _before(x, pad)
+    before, after = _before(x, pad), _before(x, [*pad[1:], 0])
+    pairs = zip(x.shape * 2, before + after, strict=True)
+    # A symbolic width that may have either sign is not doubted: most are sums of sizes.
+    cropped = [n + width for n, width in pairs if width.hi is not None and width.hi < 0]
+    if not all(prove_le(ZERO, n) for n in cropped):
+        raise Decline("more may be cropped than there is, an error in eager")
     if any(s is ZERO for s in x.shape):
         return b.map(lambda i: number(value, t))
 

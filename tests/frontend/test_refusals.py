@@ -87,6 +87,8 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     "a read half": (
         torch.index_fill, (HALF, 0, K[:1], X[0, 0] + 1e5), (X, 0, K[:1], X[0, 0] + 1e5)
     ),
+    "crops of what is there": (F.pad, (X, (4, -4)), (X, (4, -2))),
+    "crops at the start": (F.pad, (X, (-4, 4)), (X, (-3, 4))),
     "places of an order": (
         lambda x, by: torch.searchsorted(x, x, sorter=by), (X[0], torch.arange(3) + 9),
         (X[0], torch.arange(3)),
