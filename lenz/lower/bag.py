@@ -6,6 +6,7 @@ graph (torch does that for 2-d indices), all bags have the same size and are red
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from lenz import ops
@@ -80,6 +81,8 @@ def embedding_bag(
         e = weight.compute((computed(0, rows), i[1]), (looked_up,))
         if per_sample_weights is not None:
             e = e * per_sample_weights.compute(at)
+        if mode == MAX:  # eager compares with ">", so that only a first NaN stays
+            e = ops.where(ops.isnan(e) & (index(r[0]) > 0), -math.inf, e)
         return e if padding_idx < 0 else ops.where(counts(i[0], r[0]), e, 0)
 
     row = b.temp((bags,), I64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ def test_bags_of_one_size(mode: str, dtype: torch.dtype) -> None:
 
     check(fn, W.to(dtype), IDX)
     check(lambda w, i: F.embedding_bag(i, w, mode=mode), W.to(dtype), IDX.int())
+    w = torch.cat([torch.tensor([[1.0, math.nan], [2, 3], [math.nan, 0]]), W[:, :2]])
+    check(fn, w.to(dtype), IDX % 3)  # the maximum is a first NaN, and passes over others
 
 
 MODES = {"sum": 0, "mean": 1, "max": 2}
