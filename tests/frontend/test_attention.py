@@ -441,3 +441,12 @@ def test_a_known_mask_leaves_nothing_behind_on_cuda() -> None:
         names = [str(n.target) for n in p.nodes]
         kept = [x for x in names if "getitem" not in x and "detach" not in x]
         assert len(kept) == 1 and "_scaled_dot_product" in kept[0], names
+
+
+def test_a_mask_of_more_batches_gives_more_results() -> None:
+    """Eager's kernel rejects it on CPUs; traced, it is one of several kernels, which takes it."""
+    q = torch.randn(1, 3, L, 8)
+    f = lambda q: sdpa(q, q, q, attn_mask=torch.ones(2, 1, L, L, dtype=torch.bool))
+    torch._dynamo.reset()
+    want, got = (torch.compile(f, backend=b)(q) for b in ("aot_eager", "lenz"))
+    torch.testing.assert_close(got, want)
