@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 from torch.utils import _pytree
 
@@ -118,11 +119,23 @@ def _lacks(x: Tensor, dim: Any) -> bool:
 
 
 def _overflows(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
-    """A number does not fit the integer type that it is written into."""
+    """A number may not fit the integer type that it is written into; sizes fit 64 bits."""
     kind = dtype or next((t.dtype for t in _tensors(args)), None)
-    numbers = [a for a in (*args, *kwargs.values()) if type(a) in (int, float)]
-    limits = torch.iinfo(kind) if kind in INTS else None
-    return limits is not None and not all(limits.min <= a <= limits.max for a in numbers)
+    if kind not in INTS:
+        return False
+    kinds = (int, float) if kind is torch.int64 else (int, float, torch.SymInt)
+    return _outside(torch.iinfo(kind), [a for a in (*args, *kwargs.values()) if type(a) in kinds])
+
+
+def _outside(limits: Any, numbers: Sequence[Any]) -> bool:
+    """A number may lie outside the limits of a type."""
+    low, high, known = limits.min, limits.max, statically_known_true
+    return not all(known(low <= n) and known(n <= high) for n in numbers)
+
+
+def _vanishes(x: Any, y: Any, **_: Any) -> bool:
+    """A divisor is 0 in the type of `x`; kernels test sizes."""
+    return type(y) is int and of(*INTS[:4])(x) and y % 256 ** x.element_size() == 0
 
 
 def too_large(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
@@ -144,7 +157,9 @@ TRAINING = """native_batch_norm _native_batch_norm_legit _native_batch_norm_legi
 _batch_norm_with_update _batch_norm_with_update_functional"""
 NORMS = f"{TRAINING} _native_batch_norm_legit_no_training cudnn_batch_norm"
 FILLED = """full full_like new_full fill scalar_tensor masked_fill index_fill scatter
-constant_pad_nd threshold"""
+constant_pad_nd threshold clamp clamp_min clamp_max hardtanh pow addcmul addmv addr index_add
+linspace"""
+LISTS = "_foreach_add _foreach_sub _foreach_addcmul _foreach_clamp_min _foreach_clamp_max"
 FLOATS = """frac lerp log_sigmoid_forward _log_softmax hardswish hardsigmoid
 celu elu silu gelu mish softplus glu _prelu_kernel std var std_mean var_mean rrelu_with_noise
 rrelu_with_noise_functional multinomial normal logcumsumexp im2col col2im adaptive_max_pool2d
@@ -199,7 +214,11 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     (f"native_layer_norm native_group_norm {NORMS}", _norm),
     (f"{NORMS} native_group_norm", lambda _, *a, **k: any(t.dim() != 1 for t in _tensors(a, k))),
     (TRAINING, lambda x, *_, **__: any(type(n) is int and n == 0 for n in x.shape)),
-    (f"{FILLED} clamp", _overflows),
+    (FILLED, _overflows),
+    ("add sub rsub", lambda *a, **k: _overflows(*_tensors(a[:2]), *a[2:], **k)),
+    ("where", lambda _, *a, **__: _overflows(*a)),
+    ("floor_divide remainder fmod div", _vanishes),
+    (LISTS, lambda *a, **k: _overflows(*_pytree.tree_leaves((a, k)))),
     ("masked_fill index_fill", _narrows),
     ("addmv", _unlike),
     ("soft_margin_loss", lambda x, y, *_: _sizes(x) != _sizes(y)),

@@ -18,6 +18,7 @@ from lenz.frontend.refusals import is_refused
 aten = torch.ops.aten
 X, B, K = torch.ones(2, 3), torch.tensor([True, False]), torch.tensor([1, 2])
 HALF, WIDE = torch.ones(4, dtype=torch.float16), torch.ones(4, dtype=torch.float64)
+INT, BYTE = K.int(), K.to(torch.uint8)
 ONE, TWO = torch.tensor([1]), torch.tensor([0, 1])
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
     "what is put broadcasts": (torch.index_put, (X, (TWO,), torch.ones(3, 3)), (X, (TWO,), X[0])),
@@ -89,6 +90,24 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     ),
     "crops of what is there": (F.pad, (X, (4, -4)), (X, (4, -2))),
     "crops at the start": (F.pad, (X, (-4, 4)), (X, (-3, 4))),
+    "a factor": (lambda x, a: torch.add(x, x, alpha=a), (INT, 2**35), (INT, 2)),
+    "a factor of a number": (lambda x, a: torch.rsub(x, 1, alpha=a), (BYTE, 300), (BYTE, 3)),
+    "a factor of products": (lambda x, a: x.addcmul(x, x, value=a), (BYTE, 300), (BYTE, 2)),
+    "a factor of rows": (
+        lambda x, a: x.addmv(x.outer(x), x, beta=a), (BYTE, 300), (BYTE, 2)
+    ),
+    "a factor at places": (
+        lambda x, a: x.index_add(0, TWO, x, alpha=a), (BYTE, 300), (BYTE, 2)
+    ),
+    "a factor of a list": (lambda x, a: torch._foreach_add([x], [x], alpha=a), (BYTE, 300), (K, 2)),
+    "a lower bound": (torch.clamp_min, (INT, 2**35), (INT, 2)),
+    "bounds": (F.hardtanh, (INT.to(torch.int8), -200, 200), (INT, -200, 200)),
+    "an exponent": (torch.pow, (BYTE, 300), (BYTE, 200)),
+    "a divisor that is cast to 0": (torch.floor_divide, (INT, 2**35), (INT, 2**30)),
+    "a remainder of 0": (torch.remainder, (INT, 2**35), (INT, 2**30)),
+    "numbers up to an end": (
+        lambda n: torch.linspace(0, n, 3, dtype=torch.uint8), (300,), (200,)
+    ),
     "places of an order": (
         lambda x, by: torch.searchsorted(x, x, sorter=by), (X[0], torch.arange(3) + 9),
         (X[0], torch.arange(3)),
@@ -120,7 +139,29 @@ def test_what_eager_takes_is_left_to_no_call() -> None:
         ("nll_loss_forward", (X, TWO, X[0], 1, -100)), ("special_erfcx", (WIDE,)),
         ("masked_fill", (X, X > 0, -math.inf)), ("masked_fill", (X, X > 0, X[0, 0])),
         ("mul", (HALF, 65504.0)), ("add", (X, -1e38)), ("masked_fill", (HALF, X > 0, -65504.0)),
+        ("add", (INT, 2**35)), ("mul", (BYTE, 300)), ("div", (BYTE, 300)), ("pow", (2**35, X)),
         ("select_scatter", (X, X[0], 0, 1)), ("binary_cross_entropy", (X, X, X[0], 1)),
     )  # fmt: skip
     for op, args in taken:
         assert not is_refused(op, args, {}), (op, args)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    (
+        lambda x, n: torch.full((3,), n * 100, dtype=x.dtype),
+        lambda x, n: torch.where(x > 1, x, n),
+        lambda x, n: x.masked_fill(x > 1, n),
+        lambda x, n: x.clamp(n),
+        lambda x, n: torch.add(x, x, alpha=n),
+        lambda x, n: x.clone().fill_(torch.tensor(n).item()),
+    ),
+)
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_a_size_that_does_not_fit_raises(fn: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="lenz", dynamic=True)
+    for n in (1, 2):
+        torch.testing.assert_close(run(BYTE, n), fn(BYTE, n))
+    with pytest.raises(RuntimeError, match="without overflow"):
+        run(BYTE, 300)
