@@ -127,15 +127,23 @@ def _overflows(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> b
     return _outside(torch.iinfo(kind), [a for a in (*args, *kwargs.values()) if type(a) in kinds])
 
 
-def _outside(limits: Any, numbers: Sequence[Any]) -> bool:
-    """A number may lie outside the limits of a type."""
-    low, high, known = limits.min, limits.max, statically_known_true
+def _outside(limits: Any, numbers: Sequence[Any], past: int = 0) -> bool:
+    """A number may lie outside the limits of a type; `past` of it are allowed above."""
+    low, high, known = limits.min, limits.max + past, statically_known_true
     return not all(known(low <= n) and known(n <= high) for n in numbers)
 
 
 def _vanishes(x: Any, y: Any, **_: Any) -> bool:
     """A divisor is 0 in the type of `x`; kernels test sizes."""
     return type(y) is int and of(*INTS[:4])(x) and y % 256 ** x.element_size() == 0
+
+
+def _undrawn(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> bool:
+    """Random integers do not fit their type; the range ends before its second number."""
+    kind = next((k for k in (dtype, *(t.dtype for t in _tensors(args))) if k), torch.int64)
+    ends = [a for a in args if isinstance(a, (int, torch.SymInt))]
+    limits = torch.finfo if kind.is_floating_point or kind.is_complex else torch.iinfo
+    return kind in BOOL or _outside(limits(kind), ends, 1)
 
 
 def too_large(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
@@ -219,6 +227,10 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("where", lambda _, *a, **__: _overflows(*a)),
     ("floor_divide remainder fmod div", _vanishes),
     (LISTS, lambda *a, **k: _overflows(*_pytree.tree_leaves((a, k)))),
+    ("randint randint_like", _undrawn),
+    ("uniform", lambda x, a=0.0, b=1.0, **_: _outside(torch.finfo(x.dtype), [b - a])),
+    ("smooth_l1_loss", lambda x, y, reduction=1, beta=1.0: not statically_known_true(beta >= 0)),
+    ("mvlgamma", lambda _, p: p < 1),
     ("masked_fill index_fill", _narrows),
     ("addmv", _unlike),
     ("soft_margin_loss", lambda x, y, *_: _sizes(x) != _sizes(y)),
@@ -226,6 +238,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     (ORDERED, lambda x, *a, dim=None, **_: _lacks(x, dim if dim is not None or not a else a[0])),
     ("median nanmedian", lambda x, *_, **__: 0 in _sizes(x)),
     ("bucketize", lambda x, edges, *_, **__: edges.dim() != 1),
+    ("searchsorted", lambda *_, side=None, **__: side not in (None, "left", "right")),
     ("searchsorted", lambda *_, sorter=None, **__: sorter is not None and sorter.dtype != INTS[4]),
     ("gather scatter scatter_add scatter_reduce", _several),
     ("scatter_reduce", lambda x, dim, at, new, how, **_: how == "mean" and of(*BOOL)(x)),

@@ -268,6 +268,8 @@ def native_dropout(b: GraphBuilder, x: Value, p: float, train: bool | None) -> t
     out, mask = b.kind(0), b.kind(1)
     if train is False:
         return b.map(x.at, out), b.map(lambda i: const(True, BOOL), mask)
+    if not 0 <= p <= 1:
+        raise Decline(REFUSED)
     check_own(b, None)
     source = seeded(b, mask)
     keep = 1.0 - p

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lenz import ops
 from lenz.ir.dtype import I64, compute_dtype
 from lenz.ir.expr import Expr, const
@@ -85,6 +87,8 @@ def histc(
         return b.map(lambda i: const(0, b.result.dtype))
     if isinstance(min, Sym) or isinstance(max, Sym):
         raise Decline("a histogram between symbolic numbers")
+    if not math.isfinite(max - min):
+        raise Decline("a range that eager rejects")
     t = compute_dtype(x.dtype)
     low, high = const(min, t), const(max, t)
     if min == max:

@@ -108,6 +108,14 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     "numbers up to an end": (
         lambda n: torch.linspace(0, n, 3, dtype=torch.uint8), (300,), (200,)
     ),
+    "a slope": (lambda x, b: F.smooth_l1_loss(x, x * 0, beta=b), (X, -1.0), (X, 0.0)),
+    "a dimension of matrices": (lambda x, p: torch.mvlgamma(x + 9, p), (X, 0), (X, 1)),
+    "a side": (
+        lambda x, s: torch.searchsorted(x, x, side=s), (X[0], "middle"), (X[0], "right")
+    ),
+    "a range of a histogram": (
+        lambda x, n: torch.histc(x, 5, 0, n), (X, math.inf), (X, 2.0)
+    ),
     "places of an order": (
         lambda x, by: torch.searchsorted(x, x, sorter=by), (X[0], torch.arange(3) + 9),
         (X[0], torch.arange(3)),

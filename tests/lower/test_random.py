@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lenz.frontend.refusals import is_refused
 from lenz.ir.graph import Extern
 from lenz.lower.builder import Decline, GraphBuilder
 from lenz.lower.random import check_own
@@ -98,3 +99,29 @@ def test_a_generator_of_the_caller_stays_eager() -> None:
     with pytest.raises(Decline, match="a generator of the caller"):
         check_own(b, torch.Generator())
     check_own(b, None)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    (
+        lambda x: x.uniform_(-3e38, 3e38),
+        lambda x: x.uniform_(0, math.inf),
+        lambda x: x.half().uniform_(-6e4, 6e4),
+        lambda x: x.double().uniform_(-1e308, 1e308),
+        lambda x: torch.randint(257, (9,), dtype=torch.uint8),
+        lambda x: torch.randint(-5, 5, (9,), dtype=torch.uint8),
+        lambda x: torch.randint(0, 5, (9,), dtype=torch.bool),
+        lambda x: torch.randint_like(x.half(), 70000),
+        lambda x: torch.native_dropout(x, math.nan, True),
+        lambda x: torch.native_dropout(x, 2.0, True),
+    ),
+)
+def test_ranges_that_eager_rejects(draw: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"uniform_ expects|out of bounds|to be in \[0, 1\]"):
+        torch.compile(draw, backend="lenz")(torch.ones(4))
+
+
+def test_ranges_as_wide_as_their_types_are_drawn() -> None:
+    assert not is_refused("randint", (0, 256, [9]), {"dtype": torch.uint8})
+    assert not is_refused("randint_like", (torch.ones(2, dtype=torch.int8), -128, 128), {})
+    assert not is_refused("uniform", (torch.ones(2), -1e38, 2e38), {})
