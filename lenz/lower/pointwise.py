@@ -18,7 +18,7 @@ from lenz.lower import activation as activation
 from lenz.lower import arithmetic as arithmetic
 from lenz.lower import multiply_add as multiply_add
 from lenz.lower.builder import Decline, GraphBuilder, Index, Value, maker
-from lenz.lower.operand import Operand, broadcast, divisor, element, exact, keeps, promote, reader
+from lenz.lower.operand import Operand, broadcast, divisor, element, exact, keeps, promote
 from lenz.lower.registry import Lowering, lowering, native_packets, pointwise_ops
 from lenz.ops.fold import apply
 
@@ -102,8 +102,8 @@ lowering("masked_fill")(lambda b, x, mask, value: where(b, mask, value, x))
 
 def _logical(name: str, of: Any) -> None:
     def lower_logical(b: GraphBuilder, x: Value, y: Value) -> Value:
-        left, right = (reader(v, compute_dtype(v.dtype)) for v in (x, y))
-        return b.map(lambda i: of(ops.truth(left(i)), ops.truth(right(i))))
+        t = promote((x, y))  # in which a number may be 0
+        return b.map(lambda i: of(*(ops.truth(element(v, i, t)) for v in (x, y))))
 
     lowering(name)(lower_logical)
 

@@ -209,6 +209,8 @@ def test_comparison_rounds_the_scalar_as_eager_does() -> None:
     x = torch.tensor([0.1, 0.2]).bfloat16()
     check(lambda x: x == 0.1, x, exact=True)
     check(lambda x, y: x == y, x, torch.tensor(0.1), exact=True)
+    few = torch.tensor(1e-50, dtype=torch.float64)  # 0 as bf16
+    check(lambda x, y: (x.logical_and(y), x.logical_xor(y)), x, few, exact=True)
 
 
 @pytest.mark.diagonal(2)
