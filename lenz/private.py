@@ -2,7 +2,7 @@
 
 Each folder is opened from its parent, without following links, and checked after opening, so that
 none can be swapped in between. A file is created or replaced, never written through an existing
-name.
+name. `replacing` and `naming` are for files that the user names, anywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
+
+from lenz.errors import UserError
 
 
 class Folder(NamedTuple):
@@ -83,17 +85,16 @@ def unlink(where: Folder, name: str) -> None:
     os.unlink(where.prefix + name, dir_fd=where.fd)
 
 
-def write(where: Folder, name: str, data: bytes, sync: bool = False, mode: int = 0o600) -> None:
-    """Write `data` to `name` atomically: readers see the old file or the new one, never a mix.
+@contextmanager
+def new_file(where: Folder, name: str, sync: bool = False, mode: int = 0o600) -> Iterator[int]:
+    """Open a new file that becomes `name` in the end: readers see the old file or the new one.
 
     With `sync` that holds even if the machine crashes. `mode` is as in `opened`.
     """
     temporary = f".{name[:16]}-{os.getpid()}-{os.urandom(6).hex()}"
     try:
         with opened(where, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(file, left) :]
+            yield file
             if sync:
                 os.fsync(file)
         old, new = where.prefix + temporary, where.prefix + name
@@ -102,6 +103,41 @@ def write(where: Folder, name: str, data: bytes, sync: bool = False, mode: int =
         with suppress(OSError):
             unlink(where, temporary)
         raise
+
+
+def write(where: Folder, name: str, data: bytes, sync: bool = False) -> None:
+    """Write `data` to `name` atomically, as in `new_file`."""
+    with new_file(where, name, sync) as file:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Raise a UserError that begins with `what` if the system refuses something.
+
+    The body uses files that the user names, or text in them that is not UTF-8.
+    """
+    try:
+        yield
+    except (OSError, UnicodeError) as e:
+        raise UserError(f"{what}: {getattr(e, 'strerror', None) or e}") from e
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a new file that replaces the user's file `path` in the end.
+
+    Raises UserError if it cannot be written, or is a folder, a pipe or a device.
+    """
+    where, name = os.path.split(path)
+    with naming(told := f"cannot write {os.fspath(path)!r}"):
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UserError(f"{told}: it is not a regular file")
+        at = Folder(os.path.join(where, ""), None)
+        with new_file(at, name, True, 0o666) as fd, os.fdopen(fd, "wb", closefd=False) as file:
+            yield file
 
 
 def is_private(info: os.stat_result) -> bool:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from lenz.errors import UserError
-from lenz.private import Folder
-from lenz.private import write as write_private
+from lenz.private import naming, replacing
 from lenz.records import dataclass
 
 FORMAT = 2
@@ -88,19 +87,9 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 def write(path: str | os.PathLike[str], contents: Contents) -> None:
     """Write the file atomically. Raises UserError if that is impossible."""
     check_folder(path)
-    data, path = as_bytes(contents), Path(path)
-    with _writing(path):
-        where = Folder(os.path.join(path.parent, ""), None)
-        write_private(where, path.name, data, sync=True, mode=0o666)
-
-
-@contextmanager
-def _writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the file or folder in the error if it cannot be written."""
-    try:
-        yield
-    except OSError as e:
-        raise UserError(f"cannot write {os.fspath(path)!r}: {e.strerror}") from e
+    data = as_bytes(contents)
+    with replacing(path) as file:
+        file.write(data)
 
 
 def write_folder(path: str | os.PathLike[str], contents: Contents) -> None:
@@ -116,10 +105,11 @@ def write_folder(path: str | os.PathLike[str], contents: Contents) -> None:
                 where = [device, str(k)] if need == device else [device, need, str(k)]
                 file = ".".join(map(quoted, [*where, piece, "code"]))
                 texts[file] = to_bytes(contents.tensors[name])
-    with _writing(folder):
+    with naming(f"cannot write {os.fspath(path)!r}"):
         folder.mkdir(parents=True, exist_ok=True)
-        for file, data in texts.items():
-            (folder / file).write_bytes(data)
+    for file, data in texts.items():
+        with replacing(folder / file) as made_file:
+            made_file.write(data)
     write(folder / WHOLE, contents)
 
 

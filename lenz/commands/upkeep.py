@@ -6,7 +6,6 @@ a bundle only from people whose programs you would run. Checksums find damage, n
 
 from __future__ import annotations
 
-import os
 import time
 import zipfile
 from collections import defaultdict
@@ -15,6 +14,7 @@ from zlib import error as DamagedError
 
 from lenz.entry import FILE, pack, unpack
 from lenz.errors import UserError
+from lenz.private import replacing
 from lenz.runtime.store import LIMIT_BYTES, Store
 
 KINDS = {
@@ -64,19 +64,13 @@ def clear(store: Store) -> int:
 
 def export(store: Store, bundle: Path) -> int:
     """Write all whole entries to a file, replacing it; returns their number."""
-    number, temporary = 0, bundle.absolute().parent / f".lenz-{os.getpid()}"
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as made:
-            for file, *_ in store.files():
-                data = store.read(file)
-                if data is not None:
-                    made.writestr(file, pack(data, file))
-                    number += 1
-        temporary.replace(bundle)
-    except OSError as e:
-        raise UserError(f"cannot write {bundle}: {e.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    number = 0
+    with replacing(bundle) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, *_ in store.files():
+            data = store.read(name)
+            if data is not None:
+                made.writestr(name, pack(data, name))
+                number += 1
     return number
 
 

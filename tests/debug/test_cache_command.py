@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,19 @@ def test_flipped_bytes_of_a_bundle_change_no_entry(say: Say, store: Store, tmp_p
     assert known == {f: store.read(f) for f, *_ in store.files()}
 
 
+def test_a_bundle_is_written_through_no_link(
+    say: Say, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may make files beside it, and guess the number of the process."""
+    other, link = tmp_path / "other", tmp_path / f".lenz-{os.getpid()}"
+    other.write_bytes(b"precious")
+    for name in (link, tmp_path / "bundle.zip"):
+        name.symlink_to(other)
+    assert "4 entries written" in say("export", str(tmp_path / "bundle.zip"))
+    assert other.read_bytes() == b"precious" and not (tmp_path / "bundle.zip").is_symlink()
+    assert {f.name for f in tmp_path.iterdir()} == {"cache", "other", "bundle.zip", link.name}
+
+
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -141,8 +155,8 @@ def test_flipped_bytes_of_a_bundle_change_no_entry(say: Say, store: Store, tmp_p
         (("export",), "takes a file"),
         (("stats", "x"), "takes no file"),
         (("import", "nowhere.zip"), "cannot read nowhere.zip"),
-        (("export", "nowhere/at/all.zip"), "cannot write nowhere/at/all.zip"),
-        (("export", "."), "cannot write .: "),
+        (("export", "nowhere/at/all.zip"), "cannot write 'nowhere/at/all.zip'"),
+        (("export", "."), "cannot write '.': it is not a regular file"),
     ],
 )
 def test_wrong_usage_is_told_in_a_line(say: Say, arguments: tuple[str, ...], message: str) -> None:
