@@ -32,6 +32,8 @@ NO = ("0", "false", "no", "off", "")
 # A user's pass: "module:function", and its keyword arguments.
 Pass: TypeAlias = tuple[str, tuple[tuple[str, object], ...]]
 PLAIN = (bool, int, float, str, type(None))
+# What may hold a password in a URL: all up to an `@`, and what follows a `?`; all if both mix.
+SECRET = re.compile(r".*[?#].*@.*|.*@|^redis://|[?#].*", re.DOTALL)
 
 
 def option(default: Any, help: str, *, key: bool = True) -> Any:
@@ -45,6 +47,11 @@ aside: Callable[[Any, str], Any] = partial(option, key=False)
 def choices_of(kind: object) -> tuple[str, ...]:
     """Return the words that the type of an option, as text, allows; empty if it allows any."""
     return LOGS if kind == "tuple[Log, ...]" else tuple(re.findall(r"['\"](\w+)['\"]", str(kind)))
+
+
+def redacted(name: str, value: object) -> str:
+    """Return the value of an option as text for people: a server without its password."""
+    return SECRET.sub("", f"{value}") or "its server" if name == "remote_cache" else repr(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +194,10 @@ class Options:
             values[name] = os.path.expanduser(values.get(name) or _user_folder(env, *places))
         return cls(**values)
 
+    def __repr__(self) -> str:
+        pairs = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return "\n".join(f"{name} = {redacted(name, value)}" for name, value in pairs)
+
     @property
     def watched(self) -> bool:
         """Whether graphs must be compiled in this process, to be watched as they run."""
@@ -255,7 +266,7 @@ def _checked(name: str, kind: str, value: object) -> object:
     truth, absent = ["True", "False"] * kind.startswith("bool"), ["None"] * kind.endswith("None")
     named = kind.replace("tuple[Pass, ...]", "a list of functions")
     expected = f"one of {', '.join([*truth, *choices, *absent])}" if choices else named
-    raise UserError(f"option {name}: expected {expected}, got {value!r}")
+    raise UserError(f"option {name}: expected {expected}, got {redacted(name, value)}")
 
 
 def _words(name: str, choices: tuple[str, ...], value: str | tuple[Any, ...] | list[Any]) -> object:

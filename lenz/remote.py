@@ -23,6 +23,7 @@ from typing import Any
 
 from lenz.entry import FORMAT
 from lenz.errors import Missing, UserError
+from lenz.options import redacted
 
 WAIT = 0.05
 PAUSE = 60.0  # seconds without requests after a failure
@@ -38,7 +39,7 @@ class Remote:
     """The entries on the server at `url`, signed with `secret`. Thread-safe."""
 
     def __init__(self, url: str, secret: bytes) -> None:
-        self._url, self._secret = url, secret
+        self._url, self._secret, self._place = url, secret, redacted("remote_cache", url)
         self._queues: dict[tuple[int, str], SimpleQueue[tuple[Ask, Future[Any]]]] = {}
         self._later = 0.0
         self._last: Future[Any] | None = None
@@ -72,11 +73,6 @@ class Remote:
                 self._last.result(FLUSH)
             except Exception as e:  # noqa: BLE001  # as in `get`
                 self._pause(e)
-
-    @property
-    def _place(self) -> str:
-        """The URL without a password."""
-        return self._url.rpartition("@")[2].removeprefix("redis://")
 
     def _sign(self, file: str, data: bytes) -> bytes:
         return hmac.digest(self._secret, file.encode() + b"\0" + data, hashlib.sha256)
@@ -131,15 +127,18 @@ def _client(url: str) -> Any:
 
 def remote_at(url: str, secret_file: str | None) -> Remote:
     """The cache at a URL. Raises UserError without a secret, Missing without the package."""
+    told = redacted("remote_cache", url)
     if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise UserError(f"remote_cache={url}: expected redis://host:port/number")
+        raise UserError(f"remote_cache={told}: expected redis://host:port/number")
     if secret_file is None:
         hint = f"set remote_secret to a file with at least {SHORTEST} random bytes"
         raise UserError("a remote cache holds machine code and needs a shared secret", hint=hint)
     try:
-        import redis  # noqa: F401  # now: it takes longer than an answer may
+        _client(url)  # now: to import its package takes longer than an answer may
     except ImportError:
         raise Missing("a remote cache needs redis-py", hint="pip install redis") from None
+    except ValueError:  # its text has parts of the URL
+        raise UserError(f"remote_cache={told}: not a URL for redis-py") from None
     return Remote(url, _secret(secret_file))
 
 

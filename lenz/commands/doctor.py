@@ -25,7 +25,7 @@ from lenz.entry import FORMAT, SHARDS
 from lenz.errors import LenzError, UserError
 from lenz.explaining import explain
 from lenz.machines import host
-from lenz.options import Options
+from lenz.options import Options, redacted
 from lenz.private import folder, unlink, write
 from lenz.records import dataclass
 from lenz.remote import remote_at
@@ -198,7 +198,7 @@ def _cache(options: Options) -> Iterator[Finding]:
 
 def _remote(url: str, secret: str | None) -> Finding:
     """Whether the server of the remote cache answers."""
-    place = url.rpartition("@")[2]
+    place = redacted("remote_cache", url)
     try:
         remote_at(url, secret)
         from redis import Redis

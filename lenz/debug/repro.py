@@ -145,8 +145,7 @@ def write_repro(
     if options.debug_dir is None:
         return ""
     texts = {TEXTS.get(k, ("", "", f"{k}.txt"))[2]: _made(text) for k, text in offered.items()}
-    told = (f"{f.name} = {getattr(options, f.name)!r}\n" for f in fields(options))
-    texts["options.txt"] = "".join(told)
+    texts["options.txt"] = f"{options}\n"
     texts["error.txt"] = f"{fault}\n\n{''.join(traceback.format_exception(error))}"
     program = texts.get("fx_transformed.py", "") + fault.what
     code = hashlib.sha256(f"{name}\n{program}".encode(errors="replace")).hexdigest()[:8]

@@ -100,6 +100,8 @@ def test_a_remote_cache_that_is_not_there(
     monkeypatch.setenv("LENZ_REMOTE_SECRET", str(secret))
     told = found(doctor._options())["remote"]
     assert told.fails and told.found.startswith("localhost:1/0: ") and "server" in told.do
+    monkeypatch.setenv("LENZ_REMOTE_CACHE", "unix:///no.sock?password=word")
+    assert found(doctor._options())["remote"].found.startswith("unix:///no.sock: ")
 
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.14.0+cu130", "3.0.0"])

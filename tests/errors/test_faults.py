@@ -58,7 +58,7 @@ def break_pass(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 def test_a_fault_names_pass_line_and_repro(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     break_pass(monkeypatch, RuntimeError("no such thing"))
     with pytest.raises(InternalError) as caught:
-        compiled(debug_dir=str(tmp_path))(*inputs())
+        compiled(debug_dir=str(tmp_path), cache=False, remote_cache="redis://u:word@h")(*inputs())
     text = str(caught.value)
     assert "a bug in lenz after inline" in text
     assert "%mul = f32[6, 5]" in text and "RuntimeError: no such thing" in text
@@ -70,7 +70,8 @@ def test_a_fault_names_pass_line_and_repro(monkeypatch: pytest.MonkeyPatch, tmp_
     assert files >= {"error.txt", "fx_transformed.py", "fx_runnable.py", "graph.ir", "options.txt"}
     assert "%mul = f32[6, 5]" in (repro / "graph.ir").read_text()
     assert "aten.relu.default" in (repro / "fx_transformed.py").read_text()
-    assert "on_error = 'raise'" in (repro / "options.txt").read_text()
+    told = (repro / "options.txt").read_text()
+    assert "on_error = 'raise'" in told and "remote_cache = h\n" in told
     assert "in broken" in (repro / "error.txt").read_text()
 
 

@@ -173,6 +173,28 @@ def test_values_are_shown_by_a_number_a_truth_value_or_a_text(value: object) -> 
     assert read({"debug_values": value}).debug_values == "1"
 
 
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redis://host:1/0", "host:1/0"),
+        ("redis://me:hunter2@host:1/0", "host:1/0"),
+        ("rediss://:hunter2/@x@host", "host"),
+        ("unix:///s.sock?db=1&password=hunter2", "unix:///s.sock"),
+        ("unix:///s.sock?password=x@hunter2", "its server"),
+        ("redis://me:hunter2?x@host", "its server"),
+        ("redis://me:x#hunter2@host", "its server"),
+        ("me:hunter2@host", "host"),
+    ],
+)
+def test_a_password_is_not_shown(url: str, text: str) -> None:
+    options = read({"remote_cache": url})
+    assert "hunter2" not in repr(options) and f"\nremote_cache = {text}\n" in repr(options)
+    for wrong in (url + "\0", url.encode()):
+        with pytest.raises(UserError) as caught:
+            read({"remote_cache": wrong})
+        assert "hunter2" not in str(caught.value)
+
+
 def test_logs_take_text_or_a_list_and_have_one_order() -> None:
     assert read({"logs": "time, graph"}).logs == ("graph", "time")
     assert read({"logs": ["time", "graph"]}).logs == ("graph", "time")

@@ -213,12 +213,19 @@ def test_no_server_at_all(tmp_path: Path) -> None:
     assert store.get("object", "key") == b"code"
 
 
-def test_a_password_is_not_told(tmp_path: Path) -> None:
-    far = Remote(f"redis://me:hunter2@127.0.0.1:{free_port()}/0", SECRET)
+@pytest.mark.parametrize("url", ["redis://me:hunter2@127.0.0.1:1/0", "unix://no?password=hunter2"])
+def test_a_password_is_not_told(url: str) -> None:
     with pytest.warns(RuntimeWarning) as said:
-        far.get(file_of("object", "key"))
+        Remote(url, SECRET).get(file_of("object", "key"))
     (text,) = [str(w.message) for w in said]
-    assert "hunter2" not in text and "127.0.0.1" in text
+    assert "hunter2" not in text and ("127.0.0.1" in text or "unix://no" in text)
+
+
+@pytest.mark.parametrize("url", ["redis://me:hunter2/x@host", "http://:hunter2@host"])
+def test_a_password_in_a_wrong_url_is_not_told(url: str) -> None:
+    with pytest.raises(UserError, match="host: ") as caught:
+        remote_at(url, "none")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_fork_asks_with_threads_of_its_own(port: int) -> None:
