@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lenz.errors import LenzError, UserError
+from lenz.errors import LenzError, UserError, untrusted
 
 Command = Callable[[argparse.Namespace], int]
 CACHE = {
@@ -184,7 +184,7 @@ def repro(parsed: argparse.Namespace) -> int:
 
 def inspect(parsed: argparse.Namespace) -> int:
     """Print the contents of an artifact; nothing of it is run."""
-    from lenz.artifact.container import read, untrusted
+    from lenz.artifact.container import read
     from lenz.artifact.show import summary
 
     with untrusted("this artifact is damaged"):

@@ -8,7 +8,8 @@ in an InternalError.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 
 # Eager's errors by the name of the check (`ops/check.py`). A kernel returns the index of its failed
@@ -82,6 +83,17 @@ class InternalError(LenzError):
         lines = [f"a bug in lenz{after}{rule}:"]
         lines += [f"    {self.line}", f"    ^ {self.what}"] if self.line else [f"    {self.what}"]
         return self._told(lines, self.hint or RUN_EAGERLY, self.repro)
+
+
+@contextmanager
+def untrusted(what: str) -> Iterator[None]:
+    """Raise a UserError that begins with `what` for any error that foreign data causes."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as e:  # data can be wrong in any way
+        raise UserError(f"{what}: {type(e).__name__}: {e}") from e
 
 
 RUN_EAGERLY = 'on_error="eager", the default, runs such a graph in eager'

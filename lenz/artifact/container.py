@@ -12,15 +12,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from lenz.errors import UserError
+from lenz.errors import UserError, untrusted
 from lenz.private import naming, replacing
 from lenz.records import dataclass
 
@@ -136,17 +135,6 @@ def read(source: str | os.PathLike[str] | bytes) -> Contents:
             if digest(name, t) != manifest["sums"][name]:
                 raise UserError(f"this artifact is damaged: {name!r} has changed")
     return Contents(manifest, tensors)
-
-
-@contextmanager
-def untrusted(what: str) -> Iterator[None]:
-    """Raise a UserError that begins with `what` for any error that foreign data causes."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as e:  # data can be wrong in any way
-        raise UserError(f"{what}: {type(e).__name__}: {e}") from e
 
 
 def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, str], dict[str, Tensor]]:

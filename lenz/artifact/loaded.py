@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lenz.artifact import container, specs
-from lenz.artifact.container import Contents, Manifest, read, to_bytes, untrusted
-from lenz.errors import UserError, some
+from lenz.artifact.container import Contents, Manifest, read, to_bytes
+from lenz.errors import UserError, some, untrusted
 from lenz.ir.interned import uncollected
 from lenz.ir.lexer import ReadError
 from lenz.ir.plan import Boxed, Input, Plan

@@ -20,9 +20,8 @@ from torch import nn
 
 import lenz
 from lenz.artifact import container
-from lenz.artifact.container import untrusted
 from lenz.artifact.show import summary
-from lenz.errors import UserError
+from lenz.errors import UserError, untrusted
 from tests.arch.source import REPOSITORY
 
 
