@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lenz.errors import LenzError, UserError, untrusted
+from lenz.private import naming
 
 Command = Callable[[argparse.Namespace], int]
 CACHE = {
@@ -149,10 +150,8 @@ def explain(parsed: argparse.Namespace) -> int:
     report = report.result if isinstance(report.result, type(report)) else report
     print(report)
     if parsed.save is not None:
-        try:
+        with naming(f"cannot write {parsed.save!r}"):
             report.save(parsed.save)
-        except OSError as e:
-            raise UserError(f"cannot write {parsed.save}: {e.strerror}") from e
         print(f"written to {Path(parsed.save).resolve()}")
     return 0
 

@@ -2,7 +2,7 @@
 
 Each folder is opened from its parent, without following links, and checked after opening, so that
 none can be swapped in between. A file is created or replaced, never written through an existing
-name. `replacing` and `naming` are for files that the user names, anywhere.
+name. `reading`, `replacing` and `naming` are for files that the user names, anywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Folder(NamedTuple):
 
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 # Opening a pipe would wait for its other end; a terminal would become the controlling one.
-_FLAGS = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
+_AT_ONCE = sum(getattr(os, flag, 0) for flag in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
+_FLAGS = _AT_ONCE | getattr(os, "O_NOFOLLOW", 0)
 
 
 @contextmanager
@@ -114,7 +115,7 @@ def write(where: Folder, name: str, data: bytes, sync: bool = False) -> None:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def naming(what: str, hint: str = "") -> Iterator[None]:
     """Raise a UserError that begins with `what` if the system refuses something.
 
     The body uses files that the user names, or text in them that is not UTF-8.
@@ -122,7 +123,18 @@ def naming(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeError) as e:
-        raise UserError(f"{what}: {getattr(e, 'strerror', None) or e}") from e
+        raise UserError(f"{what}: {getattr(e, 'strerror', None) or e}", hint=hint) from e
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], hint: str = "") -> Iterator[BinaryIO]:
+    """Open a regular file that the user names. Raises UserError, also instead of waiting."""
+    at_once = lambda name, flags: os.open(name, flags | _AT_ONCE)
+    told = f"cannot read {os.fspath(path)!r}"
+    with naming(told, hint), open(path, "rb", opener=at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UserError(f"{told}: it is not a regular file", hint=hint)
+        yield file
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import atexit
 import hashlib
 import hmac
 import os
-import stat
 import threading
 import time
 import warnings
@@ -24,6 +23,7 @@ from typing import Any
 from lenz.entry import FORMAT
 from lenz.errors import Missing, UserError
 from lenz.options import redacted
+from lenz.private import reading
 
 WAIT = 0.05
 PAUSE = 60.0  # seconds without requests after a failure
@@ -143,15 +143,8 @@ def remote_at(url: str, secret_file: str | None) -> Remote:
 
 
 def _secret(path: str) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-            secret = os.read(fd, 4096).strip() if is_file else b""
-        finally:
-            os.close(fd)
-    except OSError as e:
-        raise UserError(f"remote_secret={path}: {e.strerror}") from None
+    with reading(path, hint="correct the option remote_secret") as file:
+        secret = file.read(4096).strip()
     if len(secret) < SHORTEST:
         raise UserError(f"remote_secret={path}: expected a file of at least {SHORTEST} bytes")
     return secret

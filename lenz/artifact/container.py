@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lenz.errors import UserError, untrusted
-from lenz.private import naming, replacing
+from lenz.private import naming, reading, replacing
 from lenz.records import dataclass
 
 FORMAT = 2
@@ -79,7 +79,7 @@ def as_bytes(contents: Contents) -> bytes:
 def check_folder(path: str | os.PathLike[str]) -> None:
     """Raise UserError if the folder for a file is missing."""
     folder = Path(path).absolute().parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # no error for a long name
         raise UserError(f"there is no folder {str(folder)!r}", hint="make it first")
 
 
@@ -119,7 +119,7 @@ def quoted(name: str) -> str:
 
 def read(source: str | os.PathLike[str] | bytes) -> Contents:
     """Read an artifact. Raises UserError for other files, damaged ones, and other formats."""
-    if not isinstance(source, bytes) and Path(source).is_dir():
+    if not isinstance(source, bytes) and os.path.isdir(source):
         source = Path(source) / WHOLE
     with untrusted("this is not a lenz artifact, or a damaged one"):
         head, tensors = _from_bytes(source) if isinstance(source, bytes) else _from_file(source)
@@ -140,9 +140,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Contents:
 def _from_file(path: str | os.PathLike[str]) -> tuple[Mapping[str, str], dict[str, Tensor]]:
     from safetensors import safe_open
 
-    if not Path(path).is_file():  # opening a pipe would block
-        raise UserError(f"there is no file {os.fspath(path)!r}")
-    with safe_open(path, framework="pt") as file:
+    with reading(path), safe_open(path, framework="pt") as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 

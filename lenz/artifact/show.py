@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from lenz.artifact.container import Contents, Manifest
-from lenz.errors import UserError
+from lenz.errors import untrusted
+from lenz.private import reading
 from lenz.target import HOST
 
 MIB = 2**20
 SHOWN = 6  # first elements of a result
+DIGITS = 18  # that any integer of 64 bits can have
 
 
 def summary(contents: Contents, *, plan: bool) -> str:
@@ -81,15 +83,11 @@ def arrays_for(texts: Sequence[str], m: Manifest) -> list[Tensor | int]:
 
 def _array_of(text: str) -> Tensor | int:
     """The array in a .npy file, or an integer."""
-    if text.removeprefix("-").isdecimal():
+    if text.removeprefix("-").isdecimal() and len(text) <= DIGITS:
         return int(text)
-    if not Path(text).is_file():
-        raise UserError(f"there is no file {text!r}", hint="inputs are .npy files or integers")
-    try:
-        with Path(text).open("rb") as file:
-            return torch.from_numpy(np.lib.format.read_array(file, allow_pickle=False))
-    except (ValueError, TypeError, EOFError, MemoryError, OverflowError) as e:
-        raise UserError(f"{text!r} is not an array for torch: {e}") from e
+    not_one = f"{text!r} is not an array for torch"
+    with reading(text, "inputs are .npy files or integers below 1e18") as file, untrusted(not_one):
+        return torch.from_numpy(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def result_line(k: int, value: Any) -> str:

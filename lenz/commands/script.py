@@ -10,6 +10,7 @@ from typing import Any
 
 from lenz.errors import UserError, near_names
 from lenz.machines import load_kernels
+from lenz.private import reading
 from lenz.runtime.constants import unpacked
 from lenz.runtime.script import main as run_script
 
@@ -18,19 +19,22 @@ def function_of(file: str, name: str) -> Callable[..., Any]:
     """Run a Python file, and return one of its functions.
 
     The file may import its neighbours, as under `python FILE`. Each call runs it again, with its
-    own globals. Raises UserError if the file or the function is missing.
+    own globals. Raises UserError if the file cannot be read or lacks the function.
     """
-    path = Path(file)
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
-    folder = str(path.parent.resolve())
+    with reading(file) as source:
+        text = source.read()
+    try:
+        compile(text, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as e:
+        raise UserError(f"{file} cannot be compiled: {e}") from e
+    folder = str(Path(file).parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    found = runpy.run_path(str(path))
+    found = runpy.run_path(file)
     fn: Callable[..., Any] | None = found.get(name)
     if fn is None or not callable(fn):
         hint = near_names(name, (k for k, v in found.items() if callable(v)))
-        raise UserError(f"{path} has no function {name!r}", hint=hint)
+        raise UserError(f"{file} has no function {name!r}", hint=hint)
     return fn
 
 
@@ -50,7 +54,5 @@ def time_plan(module: dict[str, Any], file: str, rounds: int = 30) -> None:
 
 def _beside(folder: Path, name: str) -> bytes:
     """A file that the compiler wrote next to a plan."""
-    path = folder / name
-    if not path.is_file():
-        raise UserError(f"{path} is missing", hint="LENZ_DEBUG=1 writes it next to the plan")
-    return path.read_bytes()
+    with reading(folder / name, hint="LENZ_DEBUG=1 writes it next to the plan") as file:
+        return file.read()

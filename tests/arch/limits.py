@@ -195,7 +195,6 @@ WRITING_FILES = {
     "debug/profile.py": "profiles and traces that the user asks for",
     "debug/values.py": "values that the user asks for, in a debug folder",
     "page/report.py": "reports that the user asks for",
-    "remote.py": "opens the file of its secret, for reading",
     "commands/minimise.py": "a script that shows a fault, in a debug folder",
     "commands/doctor.py": "an empty file in the folder of the cache, which is deleted at once",
     "commands/upkeep.py": "bundles of the cache, where the user asks for them",

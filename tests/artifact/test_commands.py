@@ -73,7 +73,9 @@ def test_what_cannot_be_run_is_said(artifact: Path, tmp_path: Path, told: Any) -
     (tmp_path / "short.npy").write_bytes(b"\x93NUMPY\x01\x00")
     cases: list[tuple[list[Any], str]] = [
         ([], "the program takes 2 inputs, not 0"),
-        ([tmp_path / "none.npy"], "there is no file"),
+        ([tmp_path / "none.npy"], "none.npy': No such file"),
+        ([tmp_path], f"cannot read '{tmp_path}': Is a directory"),
+        (["9" * 5000], "File name too long\n  try: inputs are .npy files or integers below 1e18"),
         ([tmp_path / "objects.npy"], "is not an array for torch"),
         ([tmp_path / "short.npy"], "is not an array for torch"),
         ([3, 4], "argument 0 is of type int, and was a tensor"),
@@ -81,4 +83,7 @@ def test_what_cannot_be_run_is_said(artifact: Path, tmp_path: Path, told: Any) -
     for given, why in cases:
         _, err = told("run", artifact, *(s for g in given for s in ("--input", g)), status=1)
         assert why in err and "Traceback" not in err
-    assert "there is no file" in told("inspect", tmp_path / "none.lenz", status=1)[1]
+    for path, why in ((tmp_path / "none.lenz", "No such file"), ("a" * 5000, "File name too long"),
+                      (tmp_path / "short.npy" / "a", "Not a directory")):  # fmt: skip
+        _, err = told("inspect", path, status=1)
+        assert err.startswith(f"lenz: cannot read '{path}': {why}")

@@ -77,17 +77,21 @@ def test_a_function_that_explains_itself(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", "nowhere.py"], "there is no file nowhere.py"),
+        (["explain", "nowhere.py"], "cannot read 'nowhere.py': No such file"),
+        (["compare", "a" * 5000], "aa': File name too long"),
+        (["explain", "{file}/.."], "cannot read '{file}/..': Not a directory"),
         (["explain", "{file}", "--function", "mein"], "did you mean main"),
+        (["explain", "{wrong}"], "cannot be compiled: source code"),
     ],
 )
 def test_wrong_arguments_are_told_in_a_line(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "program.py"
+    file, wrong = tmp_path / "program.py", tmp_path / "wrong.py"
     file.write_text(PROGRAM)
-    assert main([a.format(file=file) for a in arguments]) == 1
-    assert message in capsys.readouterr().err
+    wrong.write_bytes(b"\0")
+    assert main([a.format(file=file, wrong=wrong) for a in arguments]) == 1
+    assert message.format(file=file) in capsys.readouterr().err
 
 
 def test_a_file_without_functions_has_no_near_names(

@@ -287,7 +287,7 @@ def test_a_plan_without_a_file_beside_it_says_so(tmp_path: Path, end: str) -> No
     done = subprocess.run(
         [sys.executable, folder / "plan.py"], env=PYTHON, capture_output=True, text=True
     )
-    assert done.returncode != 0 and f"{file.name} is missing" in done.stderr
+    assert done.returncode != 0 and f"{file.name}': No such file" in done.stderr
 
 
 def test_a_debug_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:

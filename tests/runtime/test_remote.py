@@ -244,7 +244,11 @@ def test_a_remote_cache_needs_a_secret(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(UserError, match="needs a shared secret"):
         remote_at(url, None)
-    for file, why in ((short, "at least 16"), (pipe, "at least 16"), (tmp_path / "no", "No such")):
+    for file, why in (
+        (short, "at least 16"),
+        (pipe, "not a regular"),
+        (tmp_path / "no", "No such"),
+    ):
         with pytest.raises(UserError, match=why):
             remote_at(url, str(file))
     with pytest.raises(UserError, match="expected redis://"):
