@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lenz.artifact.container import Contents, Manifest
 from lenz.errors import untrusted
-from lenz.private import reading
+from lenz.private import naming, reading, replacing
 from lenz.target import HOST
 
 MIB = 2**20
@@ -102,9 +102,17 @@ def result_line(k: int, value: Any) -> str:
 
 
 def write_arrays(folder: Path, results: Sequence[Any]) -> None:
-    """Write tensors as 0.npy, 1.npy ...; bfloat16, which NumPy lacks, as float32."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write tensors as 0.npy, 1.npy ...; types that NumPy lacks as float32 or complex64."""
+    with naming(f"cannot write {str(folder)!r}"):
+        folder.mkdir(parents=True, exist_ok=True)
     for k, value in enumerate(results):
         if isinstance(value, Tensor):
-            t = value.float() if value.dtype == torch.bfloat16 else value
-            np.save(folder / f"{k}.npy", t.detach().cpu().numpy(), allow_pickle=False)
+            with replacing(folder / f"{k}.npy") as file:
+                np.save(file, _array(value), allow_pickle=False)
+
+
+def _array(t: Tensor) -> Any:
+    try:
+        return t.numpy(force=True)
+    except TypeError:  # NumPy lacks its type
+        return t.to(torch.complex64 if t.is_complex() else torch.float32).numpy(force=True)

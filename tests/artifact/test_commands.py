@@ -68,6 +68,28 @@ def test_run_reads_and_writes_arrays(artifact: Path, tmp_path: Path, told: Any) 
     assert np.array_equal(np.load(tmp_path / "results" / "1.npy"), np.full(8, 2))
 
 
+class Odd(nn.Module):
+    """Results of types that NumPy lacks, and with lazy bits."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        z = torch.view_as_complex(x)
+        return x.to(torch.float8_e5m2), z.conj(), z.conj().imag, z.to(torch.complex32)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_results_of_any_type_are_written(tmp_path: Path, told: Any) -> None:
+    np.save(tmp_path / "x.npy", np.ones((3, 2), dtype=np.float32))
+    lenz.export(Odd(), tmp_path / "m.lenz", (torch.ones(3, 2),), levels=("host",))
+    run = ("run", tmp_path / "m.lenz", "--input", tmp_path / "x.npy", "--output")
+    told(*run, tmp_path / "made" / "here")
+    found = [np.load(tmp_path / "made" / "here" / f"{k}.npy") for k in range(4)]
+    assert [(a.dtype.name, a.flat[0]) for a in found] == [
+        ("float32", 1), ("complex64", 1 - 1j), ("float32", -1), ("complex64", 1 + 1j)
+    ]  # fmt: skip
+    for place in (tmp_path / "x.npy", "/proc/no", tmp_path / "x.npy" / "a"):
+        assert f"lenz: cannot write '{place}': " in told(*run, place, status=1)[1]
+
+
 def test_what_cannot_be_run_is_said(artifact: Path, tmp_path: Path, told: Any) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     (tmp_path / "short.npy").write_bytes(b"\x93NUMPY\x01\x00")
