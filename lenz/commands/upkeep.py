@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 import zipfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from zlib import error as DamagedError
 
 from lenz.entry import FILE, pack, unpack
-from lenz.errors import UserError
-from lenz.private import replacing
+from lenz.errors import UserError, untrusted
+from lenz.private import reading, replacing
 from lenz.runtime.store import LIMIT_BYTES, Store
 
 KINDS = {
@@ -77,18 +77,20 @@ def export(store: Store, bundle: Path) -> int:
 def include(store: Store, bundle: Path) -> int:
     """Add the entries of a bundle; returns their number. Raises UserError at a damaged one."""
     number = 0
-    try:
-        with zipfile.ZipFile(bundle) as given:
-            for entry in given.infolist():
-                if not FILE.fullmatch(entry.filename) or entry.file_size > LIMIT_BYTES:
-                    raise UserError(f"{bundle} is not a lenz bundle: it holds {entry.filename!r}")
-                data = unpack(given.read(entry), entry.filename)
-                if data is None:
-                    raise UserError(f"{bundle} is damaged at {entry.filename}")
-                store.write(entry.filename, data)
-                number += 1
-    except OSError as e:
-        raise UserError(f"cannot read {bundle}: {e.strerror or e}") from None
-    except (zipfile.BadZipFile, DamagedError, EOFError, NotImplementedError, RuntimeError) as e:
-        raise UserError(f"{bundle} is damaged or not a lenz bundle: {e}") from None
+    for file, data in _entries(bundle):
+        store.write(file, data)
+        number += 1
     return number
+
+
+def _entries(bundle: Path) -> Iterator[tuple[str, bytes]]:
+    """The names and data of a bundle, one by one."""
+    not_one = f"{bundle} is damaged or not a lenz bundle"
+    with reading(bundle) as file, untrusted(not_one), zipfile.ZipFile(file) as given:
+        for entry in given.infolist():
+            if not FILE.fullmatch(entry.filename) or entry.file_size > LIMIT_BYTES:
+                raise UserError(f"{bundle} is not a lenz bundle: it holds {entry.filename!r}")
+            data = unpack(given.read(entry), entry.filename)
+            if data is None:
+                raise UserError(f"{bundle} is damaged at {entry.filename}")
+            yield entry.filename, data

@@ -116,6 +116,28 @@ def test_a_bundle_with_other_names_is_refused(say: Say, name: str, tmp_path: Pat
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "lzma", "name", "method"])
+def test_other_bundles_are_refused(say: Say, kind: str, tmp_path: Path) -> None:
+    """A folder, a pipe that nobody writes, and zip files that Python cannot read."""
+    bundle, name = tmp_path / "bundle", "ab" + 62 * "0" + ".graph"
+    if kind == "folder":
+        bundle.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(bundle)
+    else:
+        with zipfile.ZipFile(bundle, "w", zipfile.ZIP_LZMA) as made:
+            made.writestr(name if kind != "name" else "\xe9" + name, bytes(99))
+        data, at = bundle.read_bytes(), len(name) + 30
+        if kind == "lzma":
+            bundle.write_bytes(data[: at + 9] + b"wrong" + data[at + 14 :])
+        if kind == "method":
+            bundle.write_bytes(data.replace(b"\x0e\0", b"\x63\0"))
+        if kind == "name":
+            bundle.write_bytes(data.replace("\xe9".encode(), b"\xff\xff"))
+    what = "cannot read" if kind in ("folder", "pipe") else "is damaged or not a lenz bundle: "
+    assert what in say("import", str(bundle), status=1)
+
+
 def test_every_cut_bundle_is_refused(say: Say, store: Store, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle.zip"
     say("export", str(bundle))
@@ -154,7 +176,7 @@ def test_a_bundle_is_written_through_no_link(
     [
         (("export",), "takes a file"),
         (("stats", "x"), "takes no file"),
-        (("import", "nowhere.zip"), "cannot read nowhere.zip"),
+        (("import", "nowhere.zip"), "cannot read 'nowhere.zip': No such file"),
         (("export", "nowhere/at/all.zip"), "cannot write 'nowhere/at/all.zip'"),
         (("export", "."), "cannot write '.': it is not a regular file"),
     ],
