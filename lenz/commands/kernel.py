@@ -18,13 +18,14 @@ from lenz.debug.trace import file_name, write_in
 from lenz.debug.traffic import bytes_moved
 from lenz.errors import UserError, near_names
 from lenz.ir.interp_kernel import interp_kernel
-from lenz.ir.kernel import Kernel, Launch, programs
+from lenz.ir.kernel import Kernel, Launch, Schedule, programs
 from lenz.ir.lexer import ReadError
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.machines import assemble, runs_programs
 from lenz.options import Options
 from lenz.pipeline import context  # which fills the table of scalar ops, for the reader
+from lenz.private import naming, reading
 from lenz.runtime.executor import raise_failed
 from lenz.runtime.script import random_tensor
 from lenz.sym import SymEnv, evaluate
@@ -53,9 +54,10 @@ def kernel_script(name: str, folder: str) -> Path:
     graph has such a kernel.
     """
     known: set[str] = set()
-    files = [f for f in Path(folder).rglob(FILE) if f.is_file()]
-    for file in sorted(files, key=lambda f: f.stat().st_mtime, reverse=True):
-        s: Any = read(file.read_text(encoding="utf-8"))
+    with naming(f"cannot read {folder!r}"):
+        files = [(f.stat().st_mtime, f) for f in Path(folder).rglob(FILE) if f.is_file()]
+    for _, file in sorted(files, reverse=True):
+        s = _schedule_in(file)
         found = {x.kernel.name: x for x in s.steps if isinstance(x, Launch)}
         known |= found.keys()
         if (x := found.get(name)) is not None:
@@ -67,6 +69,18 @@ def kernel_script(name: str, folder: str) -> Path:
             return file.parent / made
     hint = near_names(name, known) if known else "run the program with LENZ_DEBUG=1 first"
     raise UserError(f"there is no kernel {name} in {folder}", hint=hint)
+
+
+def _schedule_in(file: Path) -> Schedule:
+    with reading(file) as opened:
+        text = opened.read().decode()
+    try:
+        if isinstance(s := read(text), Schedule):
+            return s
+        why = f"it holds a {type(s).__name__.lower()}"
+    except ReadError as e:
+        why = e.what
+    raise UserError(f"{file} is not a schedule: {why}")
 
 
 def run_kernel(text: str, sizes: Mapping[str, int], device: str) -> None:

@@ -104,3 +104,12 @@ def test_a_kernel_that_is_not_there_is_an_error(
     (name,) = names_of(lambda x: x.exp(), [ones(3)], False, tmp_path)
     assert main(["repro", name + "x", str(tmp_path)]) == 1
     assert f"did you mean {name}?" in capsys.readouterr().err
+    (file,) = tmp_path.rglob("ir_after_fusion.ir")
+    for data, why in ((b"\xff", "cannot read '{}': 'utf-8' codec"),
+                      (b"graph @g() on cpu { }", "{} is not a schedule: it holds a graph"),
+                      (b"word", "{} is not a schedule: line 1, column 1: ")):  # fmt: skip
+        file.write_bytes(data)
+        assert main(["repro", name, str(tmp_path)]) == 1
+        assert capsys.readouterr().err.startswith(f"lenz: {why.format(file)}")
+    assert main(["repro", name, "a" * 5000]) == 1
+    assert "File name too long" in capsys.readouterr().err
