@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 from lenz.errors import LenzError, UserError, untrusted
 from lenz.private import naming
 
+# The output's reader is gone, or its disk is full, of quota, or broken.
+LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 Command = Callable[[argparse.Namespace], int]
 CACHE = {
     "path": "print its folder",
@@ -27,14 +31,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0 for success, 1 for a fault, 2 for wrong usage."""
     parsed = _parser().parse_args(arguments)
     try:
+        if sys.stdout is None:  # as after `>&-`
+            raise UserError("standard output is closed")
+        if isinstance(sys.stdout, TextIOWrapper):  # names of files can hold any character
+            sys.stdout.reconfigure(errors="backslashreplace")
         status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.pipe()[1], sys.stdout.fileno())  # discards what is still buffered
-        return 0
     except LenzError as e:
         print(f"lenz: {e}", file=sys.stderr)
+        return 1
+    except OSError as e:
+        if e.errno not in LOST or e.filename is not None:
+            raise
+        os.dup2(os.pipe()[1], sys.stdout.fileno())  # discards what is still buffered
+        if e.errno == errno.EPIPE:  # the reader, such as `head`, has closed the pipe
+            return 0
+        print(f"lenz: cannot write the output: {e.strerror}", file=sys.stderr)
         return 1
 
 
@@ -187,7 +200,8 @@ def inspect(parsed: argparse.Namespace) -> int:
     from lenz.artifact.show import summary
 
     with untrusted("this artifact is damaged"):
-        print(summary(read(parsed.artifact), plan=parsed.plan), end="")
+        text = summary(read(parsed.artifact), plan=parsed.plan)
+    print(text, end="")
     return 0
 
 

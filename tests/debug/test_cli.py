@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,26 @@ def test_a_pipe_that_is_closed_is_no_fault() -> None:
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "why"),
+    [(">&-", "standard output is closed"), (">/dev/full", "cannot write the output: No space")],
+)
+def test_an_output_that_cannot_be_written_is_said(redirected: str, why: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m lenz options {redirected}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(f"lenz: {why}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_names_in_any_bytes_are_printed(tmp_path: Path) -> None:
+    env = {**os.environ, "LENZ_CACHE_DIR": str(tmp_path), "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lenz", "cache", "export", os.fsencode(tmp_path) + b"/b\xff"],
+        env=env, stdout=subprocess.PIPE, check=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == f"0 entries written to {tmp_path}/b\\udcff\n"
 
 
 def test_the_time_of_a_plan_for_gpus_holds_their_work(
