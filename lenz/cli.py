@@ -8,6 +8,8 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from lenz.private import naming
 
 # The output's reader is gone, or its disk is full, of quota, or broken.
 LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+DAY = 86400  # seconds
 Command = Callable[[argparse.Namespace], int]
 CACHE = {
     "path": "print its folder",
@@ -74,10 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     timed = command(compare, "Time a function in eager, lenz and torch's default backend.")
     timed.add_argument("file", help="a Python file; each of them runs it anew")
     timed.add_argument("--function", default="main", help="the function to time (main)")
-    timed.add_argument("--seconds", type=float, default=5.0, help="how long to time (5)")
+    timed.add_argument("--seconds", type=_seconds, default=5.0, help="how long to time (5)")
     searched = command(bisect, "Find the first graph, pass, rewrite or kernel that is wrong.")
     searched.add_argument("--function", default="main", help="the function to compile (main)")
-    searched.add_argument("--seconds", type=float, default=300.0, help="limit of one run (300)")
+    limit = partial(_seconds, least=0.1)
+    searched.add_argument("--seconds", type=limit, default=300.0, help="limit of one run (300)")
     searched.add_argument("file", help="a Python file; many processes run it anew")
     searched.add_argument("arguments", nargs=argparse.REMAINDER, help="the file's own")
     alone = command(repro, "Write one kernel as a script: its error, its time and the limit.")
@@ -96,6 +100,14 @@ def _parser() -> argparse.ArgumentParser:
     kept.add_argument("what", choices=CACHE, help="; ".join(f"{k}: {v}" for k, v in CACHE.items()))
     kept.add_argument("file", nargs="?", help="the bundle of export and import")
     return parser
+
+
+def _seconds(text: str, least: float = 0.0) -> float:
+    """A time that a process can wait for."""
+    with suppress(ValueError):
+        if least <= (seconds := float(text)) <= DAY:
+            return seconds
+    raise argparse.ArgumentTypeError(f"expected {least:g} to {DAY} seconds, got {text!r}")
 
 
 def info(parsed: argparse.Namespace) -> int:

@@ -111,6 +111,20 @@ def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -
     assert "invalid choice" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["nan", "inf", "1e300", "-1", "0", "five"])
+@pytest.mark.parametrize("command", ["bisect", "compare"])
+def test_a_time_that_cannot_be_waited_for(
+    command: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if (command, text) == ("compare", "0"):  # the fewest rounds
+        assert main([command, "--seconds", text, "nowhere.py"]) == 1
+        return
+    with pytest.raises(SystemExit) as done:
+        main([command, "--seconds", text, "nowhere.py"])
+    assert done.value.code == 2
+    assert f" to 86400 seconds, got '{text}'" in capsys.readouterr().err
+
+
 def test_a_pipe_that_is_closed_is_no_fault() -> None:
     """As `python -m lenz ops | head` does: what was printed is for nobody."""
     read, write = os.pipe()
