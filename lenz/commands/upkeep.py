@@ -78,7 +78,8 @@ def include(store: Store, bundle: Path) -> int:
     """Add the entries of a bundle; returns their number. Raises UserError at a damaged one."""
     number = 0
     for file, data in _entries(bundle):
-        store.write(file, data)
+        if not store.write(file, data):
+            raise UserError(f"the cache cannot be written; {number} entries are added")
         number += 1
     return number
 

@@ -23,7 +23,7 @@ from functools import cache
 
 from lenz.entry import FILE, FORMAT, HEADER, SHARDS, file_of, pack, shard_of, unpack
 from lenz.options import Options
-from lenz.private import Folder, folder, is_private, opened, unlink, write
+from lenz.private import Folder, folder, is_private, naming, opened, unlink, write
 from lenz.remote import Remote, remote_at
 
 # Each of the folders has its own limit. A compiled graph takes 10 to 200 KiB.
@@ -84,30 +84,36 @@ class Store:
         except OSError:
             return None
 
-    def write(self, file: str, data: bytes) -> None:
-        """Store `data` in a file of the cache, as `put` does."""
+    def write(self, file: str, data: bytes) -> bool:
+        """Store `data` in a file of the cache, as `put` does; False if nothing is written."""
         if not self._writes or HEADER.size + len(data) > LIMIT_BYTES:
-            return
+            return False
         try:
             with self._folder(file, make=True) as at:
                 with suppress(IsADirectoryError):  # a folder in place of the entry: it stays a miss
                     write(at, file, pack(data, file), sync=True)
                 self._evict(at, file)
+            return True
         except OSError as error:
             self._stop(error.strerror or type(error).__name__)
+            return False
 
     def files(self) -> list[tuple[str, int, float]]:
-        """The name of each file of the cache, with its size in bytes and the time of its use."""
-        found = []
-        for shard in range(SHARDS):
-            with suppress(OSError), self._folder(f"{shard:x}{shard:x}") as at:
+        """The name of each file of the cache, with its size in bytes and the time of its use.
+
+        Raises UserError if a folder cannot be read.
+        """
+        found, told = [], f"cannot read the cache in {self._root}"
+        for shard in map("{0:x}{0:x}".format, range(SHARDS)):
+            with naming(told), suppress(FileNotFoundError), self._folder(shard) as at:
                 named = [(name, info) for name, info in _listed(at) if FILE.fullmatch(name)]
                 found += [(name, info.st_size, info.st_mtime) for name, info in named]
         return sorted(found)
 
     def remove(self, file: str) -> None:
-        """Delete a file of the cache, if it is there."""
-        with suppress(OSError), self._folder(file) as at:
+        """Delete a file of the cache, if it is there. Raises UserError if it stays."""
+        told = f"cannot delete from the cache in {self._root}"
+        with naming(told), suppress(FileNotFoundError), self._folder(file) as at:
             unlink(at, file)
 
     def _folder(self, file: str, make: bool = False) -> AbstractContextManager[Folder]:

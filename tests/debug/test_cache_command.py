@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zipfile
 from collections.abc import Callable
@@ -61,6 +62,33 @@ def test_verify_deletes_what_is_damaged(say: Say, store: Store, tmp_path: Path) 
     assert "3 entries are whole, 1 were damaged" in say("verify", status=1)
     assert not entry.exists()
     assert "3 entries are whole, 0 were damaged" in say("verify")
+
+
+@pytest.mark.filterwarnings("ignore:lenz keeps no compiled code")
+def test_a_folder_that_is_not_used_is_told(say: Say, store: Store, tmp_path: Path) -> None:
+    """Nothing is counted as deleted or added that stays as it was."""
+    bundle = str(tmp_path / "bundle.zip")
+    say("export", bundle)
+    (entry,) = (tmp_path / "cache").rglob("*.object")
+    entry.write_bytes(b"damaged")
+    entry.parent.chmod(0o777)
+    for what in ("stats", "clear", "verify", "export"):
+        why = f"cannot read the cache in {tmp_path / 'cache'}: others own it"
+        assert why in say(what, *[bundle] * (what == "export"), status=1)
+    assert "the cache cannot be written; " in say("import", bundle, status=1)
+
+
+@pytest.mark.parametrize(("what", "name"), [("clear", "graph"), ("verify", "object")])
+def test_a_file_that_cannot_be_deleted_is_not_counted(
+    what: str, name: str, say: Say, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    next((tmp_path / "cache").rglob(f"*.{name}")).write_bytes(b"damaged")
+    monkeypatch.setattr("lenz.runtime.store.unlink", refused)
+    said = say(what, status=1)
+    assert "cannot delete from the cache in " in said and "Permission denied" in said
 
 
 def test_clear_leaves_other_files(say: Say, store: Store, tmp_path: Path) -> None:
