@@ -67,13 +67,16 @@ def digest(name: str, t: Tensor) -> str:
 
 
 def as_bytes(contents: Contents) -> bytes:
-    """The bytes of the file."""
+    """The bytes of the file. Raises UserError for a type that safetensors lacks."""
     from safetensors.torch import save
 
     tensors = {name: t.detach().contiguous() for name, t in contents.tensors.items()}
     sums = {name: digest(name, t) for name, t in tensors.items()}
     text = json.dumps({"format": FORMAT, **contents.manifest, "sums": sums}, sort_keys=True)
-    return save(tensors, {"lenz": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    try:
+        return save(tensors, {"lenz": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    except KeyError as e:  # the type that its table lacks
+        raise UserError(f"an artifact cannot hold a tensor of {e}") from e
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:

@@ -521,6 +521,16 @@ def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
         lenz.export(perceptron(), tmp_path / "m.lenz", (torch.randn(3, 6),), levels="hosts")
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex32])
+def test_a_weight_that_no_file_can_hold_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    module = nn.Module()
+    module.register_buffer("w", torch.ones(4, dtype=dtype))
+    module.forward = lambda x: x * module.w  # type: ignore[method-assign]  # a method of this one
+    with pytest.raises(UserError, match=f"cannot hold a tensor of {dtype}"):
+        lenz.export(module, tmp_path / "m.lenz", (torch.ones(4),), levels=("host",))
+
+
 def test_a_missing_folder_is_named_before_anything_is_compiled(tmp_path: Path) -> None:
     class Unused(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
