@@ -96,12 +96,18 @@ def _described(v: Any) -> Any:
         return v
     if type(v) is not FakeTensor or v.layout is not torch.strided:
         raise TypeError(f"an argument is a {type(v).__name__} of layout {v.layout}")
-    return tuple(v.shape), v.stride(), v.storage_offset(), v.dtype, v.device, v.requires_grad
+    if v.is_conj() or v.is_neg():
+        raise TypeError("the memory of an argument holds conjugated or negated values")
+    grad = v.requires_grad, v.is_leaf
+    return tuple(v.shape), v.stride(), v.storage_offset(), v.dtype, v.device, *grad
 
 
 def _made(
-    size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: Any, device: Any, grad: bool
-) -> torch.Tensor:
+    size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: Any, device: Any,
+    grad: bool, is_leaf: bool,
+) -> torch.Tensor:  # fmt: skip
     most = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
     flat = torch.empty((most,), dtype=dtype, device=device)
-    return torch.as_strided(flat, size, stride, offset).detach().requires_grad_(grad)
+    made = torch.as_strided(flat, size, stride, offset).detach().requires_grad_(grad)
+    # As Dynamo makes them: torch compiles other code for what autograd has made.
+    return made if is_leaf else torch._C._functions.DelayedError("an example", 1)(made)

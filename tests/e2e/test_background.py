@@ -159,6 +159,48 @@ def test_autocast_and_arguments_that_are_written(made: list[Background], tmp_pat
     assert switched(made) == [True]
 
 
+def test_what_autograd_has_made_is_no_leaf(made: list[Background], tmp_path: Path) -> None:
+    """A leaf's graph frees what the graph before it needs, in later processes too."""
+
+    def fn(h: Tensor, v: Tensor) -> Tensor:
+        return v * 2 + h.detach()
+
+    def gradients(run: Callable[..., Any]) -> list[Tensor]:
+        w, v = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+        h = w.exp()
+        h.sum().backward()
+        run(h, v).sum().backward()
+        return [w.grad, v.grad]  # type: ignore[list-item]  # both are there
+
+    run = begun(fn, tmp_path)
+    gradients(run)
+    ready(made)
+    close(gradients(run), gradients(fn))
+    assert switched(made) == [True]
+    torch.compiler.reset()
+    close(gradients(begun(fn, tmp_path, background=False)), gradients(fn))
+
+
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
+@pytest.mark.parametrize("bit", ["conj", "neg"])
+def test_an_argument_with_a_bit_is_compiled_at_once(
+    bit: str, made: list[Background], tmp_path: Path
+) -> None:
+    say.cache_clear()
+
+    def fn(x: Tensor) -> Tensor:
+        return x.resolve_conj() if bit == "conj" else x * 2 + 1
+
+    z = randn(4, dtype=torch.complex64).conj()
+    x = z if bit == "conj" else z.imag
+    with pytest.warns(UserWarning, match="holds conjugated or negated values"):
+        run = begun(fn, tmp_path)(x)
+    torch.compiler.reset()
+    for y in (run, begun(fn, tmp_path, background=False)(x)):
+        assert torch.equal(y, fn(x)) and not y.is_conj() and y.data_ptr() != x.data_ptr()
+    assert not made
+
+
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("why", "given", "dynamic"),
