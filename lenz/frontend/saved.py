@@ -107,7 +107,7 @@ def _made(
     grad: bool, is_leaf: bool,
 ) -> torch.Tensor:  # fmt: skip
     most = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
-    flat = torch.empty((most,), dtype=dtype, device=device)
+    flat = torch.empty((max(0, most),), dtype=dtype, device=device)  # below 0 for an empty tensor
     made = torch.as_strided(flat, size, stride, offset).detach().requires_grad_(grad)
     # As Dynamo makes them: torch compiles other code for what autograd has made.
     return made if is_leaf else torch._C._functions.DelayedError("an example", 1)(made)

@@ -201,6 +201,13 @@ def test_an_argument_with_a_bit_is_compiled_at_once(
     assert not made
 
 
+def test_an_empty_part_of_an_empty_tensor(made: list[Background], tmp_path: Path) -> None:
+    run, x = begun(lambda x: x.sin().sum(0), tmp_path), torch.empty(0, 100)[:, :5]
+    run(x)
+    ready(made)
+    assert torch.equal(run(x), torch.zeros(5)) and switched(made) == [True]
+
+
 @pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("why", "given", "dynamic"),
