@@ -12,24 +12,24 @@ CLASS_METHODS = 15
 # Lines of code per room: no blanks, comments or docstrings. ruff holds lines at 100 columns, so
 # that they cannot grow sideways. "." is what stands in lenz/ itself.
 CODE_LINES = {
-    ".": 2_707,
-    "artifact": 796,
-    "commands": 847,
-    "debug": 1_543,
-    "first_calls": 318,
-    "frontend": 4_305,
-    "ir": 4_154,
-    "lower": 5_449,
-    "machine": 5_842,
-    "ops": 2_006,
-    "opt": 1_660,
+    ".": 2_784,
+    "artifact": 794,
+    "commands": 854,
+    "debug": 1_518,
+    "first_calls": 316,
+    "frontend": 4_454,
+    "ir": 4_111,
+    "lower": 5_474,
+    "machine": 5_821,
+    "ops": 1_916,
+    "opt": 1_656,
     "page": 442,
-    "plan": 2_099,
-    "runtime": 811,
+    "plan": 2_101,
+    "runtime": 815,
     "schedule": 1_650,
-    "sym": 1_085,
+    "sym": 1_101,
 }
-TOTAL_CODE_LINES = 35_714
+TOTAL_CODE_LINES = 35_807
 
 # A room may import itself and rooms of lower rank.  Rooms of equal rank never import each other.
 RANKS = {
