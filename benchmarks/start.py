@@ -51,9 +51,8 @@ def starter(case: Case, side: str, turn: str, file: Path) -> Callable[[], Run]:
     if side == "eager":
         return lambda: case.fn
     if side in TRACED:
-        return lambda: torch.compile(
-            case.fn, backend=backend_of("eager" if side == "dynamo" else side)
-        )
+        backend = backend_of("eager" if side == "dynamo" else side)
+        return lambda: torch.compile(case.fn, backend=backend, dynamic=case.dynamic)
     if side == "saved":
         return (lambda: _saved(case, file)) if turn == "cold" else (lambda: _loaded(file))
     if side == "load":

@@ -18,12 +18,14 @@ class Case:
     """A function and its calls: the first start lasts until all have a result, or gradients.
 
     `is_plain` is False where torch's `aot_compile` cannot save the guards of the model's library.
+    `dynamic` is what torch.compile gets.
     """
 
     fn: Callable[..., Tensor]
     calls: Calls
     training: bool = False
     is_plain: bool = True
+    dynamic: bool | None = None
 
 
 class Layer(nn.Module):
@@ -118,7 +120,7 @@ def lengths() -> Case:
     made = [minilm(8, n) for n in (16, 32, 64, 128)]
     model = made[0].model.eval()
     calls = tuple((model, *e.inputs) for e in made)
-    return Case(made[0].forward, calls, is_plain=False)
+    return Case(made[0].forward, calls, is_plain=False, dynamic=True)
 
 
 def on_gpu(name: str) -> Callable[[], Case]:
