@@ -18,7 +18,7 @@ FAULTS: Mapping[str, tuple[type[Exception], str]] = {
     "assert_in_range": (IndexError, "index out of range in self"),
     "assert_in_bounds": (RuntimeError, "index out of bounds"),
     "assert_nonzero": (RuntimeError, "ZeroDivisionError"),
-    "assert_parameter": (RuntimeError, "a probability not in [0, 1], all 0, or a deviation < 0"),
+    "assert_parameter": (RuntimeError, "a probability beyond [0, 1], all 0, or a deviation < 0"),
     "assert_finite": (RuntimeError, "the range of a histogram is not finite"),
 }
 
