@@ -152,9 +152,9 @@ def _savable(gm: GraphModule, inputs: list[Any], options: Options) -> Callable[.
     places = gm.graph.find_nodes(op="placeholder")
     fix_floats(gm, inputs)
 
-    def takes() -> list[int]:
+    def drops() -> list[int]:
         left = set(gm.graph.find_nodes(op="placeholder"))
-        return [k for k, n in enumerate(places) if n in left]
+        return [k for k, n in enumerate(places) if n not in left]
 
     def entry_of(options: Options) -> Mapping[str, Any]:
         if options.passes or not has_key(options):
@@ -171,7 +171,7 @@ def _savable(gm: GraphModule, inputs: list[Any], options: Options) -> Callable[.
             raise UserError("part of it is not plain data")
         return entry
 
-    return saved(options, entry_of, lambda: compile_graph(gm, inputs, options), takes)
+    return saved(options, entry_of, lambda: compile_graph(gm, inputs, options), drops)
 
 
 def compile_for(gm: GraphModule, inputs: list[Any], options: Options, key: str, name: str) -> None:

@@ -94,7 +94,7 @@ class SavedRun:
         pieces = {name: to_bytes(t) for name, t in contents.tensors.items()}
         try:
             self._metadata, self._detach = from_json(m["metadata"]), m["detach"]
-            self._takes = [int(k) for k in m["takes"]]
+            self._drops = [int(k) for k in m["drops"]]
             made = halves(m["halves"], Pieces(pieces), Options.from_environment(m["options"]))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             raise UserError(f"this graph was saved by another lenz or torch: {e}") from e
@@ -107,7 +107,7 @@ class SavedRun:
             second = self._second and outside(self._second, "a backward pass compiled by lenz")
             given = boxed(self._first), second and boxed(second)
             run = wrapped(self._metadata, self._detach, *given, _graph)
-            self._made = taking(outside(run, "a graph compiled by lenz"), self._takes)
+            self._made = dropping(outside(run, "a graph compiled by lenz"), self._drops)
         return self._made(*args)
 
 
@@ -123,12 +123,12 @@ def saved(
     options: Options,
     entry_of: Callable[[Options], Mapping[str, Any]],
     compile: Callable[[], Callable[..., Any]],
-    takes: Callable[[], Sequence[int]],
+    drops: Callable[[], Sequence[int]],
 ) -> Saved:
     """A Dynamo graph compiled so that it can be saved, or only compiled if that fails.
 
-    `entry_of` compiles the graph into the cache and returns its trace record, or raises. `takes`
-    then returns the places of the arguments that are left: others are constants.
+    `entry_of` compiles the graph into the cache and returns its trace record, or raises. `drops`
+    then returns the places of arguments that are constants.
     """
     with ExitStack() as stack:
         how = replace(options, **FIXED)
@@ -136,7 +136,7 @@ def saved(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lenz-"))
             how = replace(how, cache=True, cache_dir=folder)
         try:
-            contents = _contents(entry_of(how), how, takes)
+            contents = _contents({**entry_of(how), "drops": drops()}, how)
             return Saved(SavedRun(contents), as_bytes(contents))
         except UserError as e:
             why = e.what
@@ -144,17 +144,17 @@ def saved(
             if is_message(e):
                 raise
             why = f"{type(e).__name__}: {e}"
-    return Saved(taking(compile(), takes()), why=why)
+    return Saved(dropping(compile(), drops()), why=why)
 
 
-def taking(run: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """Return a function that runs `run` on the arguments at these places."""
-    return lambda *args: run(*[args[k] for k in places])
+def dropping(run: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """Return a function that runs `run` without the arguments at these places."""
+    if not places:
+        return run
+    return lambda *args: run(*[a for k, a in enumerate(args) if k not in places])
 
 
-def _contents(
-    entry: Mapping[str, Any], options: Options, takes: Callable[[], Sequence[int]]
-) -> Contents:
+def _contents(entry: Mapping[str, Any], options: Options) -> Contents:
     """The artifact of a trace record: all store entries that loading its halves reads."""
     if set(entry["halves"]) not in KINDS:
         raise UserError("a part of it is not in the cache")
@@ -170,7 +170,7 @@ def _contents(
         "features": [f[1:] for f in host().target().features.split(",") if f.startswith("+")],
         "devices": {d: loader_of(d).fits(d) for d in sorted(devices - {HOST})},
         "options": {"native": options.native, "cuda_graphs": options.cuda_graphs},
-        **{k: entry[k] for k in ("metadata", "detach", "halves")}, "takes": takes(),
+        **{k: entry[k] for k in ("metadata", "detach", "halves", "drops")},
     }  # fmt: skip
     return Contents(manifest, {name: of_bytes(data) for name, data in pieces.found.items()})
 

@@ -49,12 +49,13 @@ def fix_floats(gm: GraphModule, inputs: list[Any]) -> None:
     of each call. Captures of score functions must be: they are not traced a second time. Raises
     TensorifyScalarRestartAnalysis if Dynamo has to start again.
     """
-    nodes = gm.graph.nodes if isinstance(gm, GraphModule) else ()
-    kept, held = tensor_symbols(), held_symbols()
-    found = ((float_symbol(n), n.users) for n in nodes)
+    if not isinstance(gm, GraphModule) or not _sources():
+        return
+    kept, held = tensor_symbols(), held_symbols() if may_drop(gm) else set()
+    found = ((float_symbol(n), n.users) for n in gm.graph.nodes)
     found = ((s, users) for s, users in found if s and s not in kept)
     names = [s for s, users in found if s in held or all(calls(u) for u in users)]
-    names += [s for n in nodes if n.target is FLEX for s in captured(gm, n)]
+    names += [s for n in gm.graph.nodes if n.target is FLEX for s in captured(gm, n)]
     if new := [name for name in names if not TensorifyState.should_specialize(name)]:
         for name in new:
             TensorifyState.specialize(name)
@@ -74,8 +75,7 @@ def drop_floats(gm: GraphModule, inputs: list[Any], places: Sequence[int] = ()) 
         if k in places or n.meta["example_value"].node.expr.is_number:  # a trace has read it
             TensorifyState.specialize(float_symbol(n))
     found = [k for k, n in floats.items() if TensorifyState.should_specialize(float_symbol(n))]
-    has_bodies = any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in gm.graph.nodes)
-    if not found or has_bodies or not (is_own(gm) or is_asked()):
+    if not found or not may_drop(gm):
         raise TensorifyScalarRestartAnalysis
     holes = gm.graph.find_nodes(op="placeholder")
     for k in reversed(found):
@@ -109,14 +109,17 @@ def without_floats(
             dropped.append(drop_floats(gm, inputs))
 
 
-def is_own(gm: GraphModule) -> bool:
-    """Say whether Dynamo compiles this graph now, and for lenz.
+def may_drop(gm: GraphModule) -> bool:
+    """Say whether the graph is lenz's to change, and has no bodies.
 
-    Another backend that calls lenz keeps the graph that it was given.
+    It is if Dynamo compiles it now, and for lenz: another backend that calls lenz keeps the graph
+    that it was given. `aot_compile` has no other use for it.
     """
-    tx = getattr(symbolic_convert.tls, "current_tx", None)
-    if tx is None or tx.output.graph is not gm.graph:
+    if any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in gm.graph.nodes):
         return False
+    tx = getattr(symbolic_convert.tls, "current_tx", None)
+    if is_asked() or tx is None or tx.output.graph is not gm.graph:
+        return is_asked()
     given = getattr(tx.output.compiler_fn, "_torchdynamo_orig_backend", tx.output.compiler_fn)
     given = getattr(given, "compiler_fn", given)  # torch.compile's wrapper around a backend
     return str(getattr(given, "__module__", "")).split(".")[0] == "lenz"
@@ -137,9 +140,10 @@ def not_again(gm: GraphModule) -> AbstractContextManager[None]:
     into tensors: docs/upstream/torch_lost_writes.py. The context ends before Dynamo may start
     again for another float.
     """
-    graphs = [m.graph for m in gm.modules() if isinstance(m, GraphModule)]
+    names = {name for name, _ in _sources()}
+    graphs = [m.graph for m in gm.modules() if isinstance(m, GraphModule)] if names else []
     used = {float_symbol(n) for g in graphs for n in g.nodes} - tensor_symbols()
-    return added({name for name, _ in _sources()} - used, TensorifyState.force_specializations)
+    return added(names - used, TensorifyState.force_specializations)
 
 
 def tensor_symbols() -> set[str]:
@@ -151,17 +155,14 @@ def tensor_symbols() -> set[str]:
 
 
 def held_symbols() -> set[str]:
-    """Return the symbols of what modules hold, and has never changed so far.
+    """Return the symbols of floats that modules hold, and that have not changed so far.
 
     A change breaks a guard, and Dynamo compiles again, with an argument that may change.
     """
-    states = (s.automatic_dynamic.items() for s in get_code_state().values())
+    of_modules = [(n, s) for n, s in _sources() if s.guard_source.is_unspecialized_nn_module()]
+    states = (s.automatic_dynamic.items() for s in get_code_state().values()) if of_modules else ()
     changed = {name for pairs in states for name, e in pairs if e.scalar is auto_dynamic}
-    places = ((name, s, s.name() if callable(s.name) else s.name) for name, s in _sources())
-    return {
-        name for name, s, place in places
-        if s.guard_source.is_unspecialized_nn_module() and place not in changed
-    }  # fmt: skip
+    return {n for n, s in of_modules if (s.name() if callable(s.name) else s.name) not in changed}
 
 
 def _sources() -> list[tuple[str, Any]]:
