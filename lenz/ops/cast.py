@@ -170,25 +170,27 @@ def _expand_cast(x: Expr, to: DType) -> Expr:
 
 # The instruction converts two numbers. ptxas before 13 loses the result if it is one half of a word
 # whose other half is computed from it, as in Triton's own conversion followed by a sum of bytes
-# (docs/upstream). So the second number is 0, and the result is only shifted.
-_UNITS = {F8E4M3FN: "e4m3x2", F8E5M2: "e5m2x2"}
+# (docs/upstream). So a result is only widened, and a product and a sum, which ptxas does not take
+# for halves of a word, join two of them.
 _PTX = (
-    "{{ .reg .b16 h; .reg .b32 w; cvt.rn.satfinite.{}.f32 h, $1, 0f00000000;"
-    " cvt.u32.u16 w, h; shr.u32 $0, w, 8; }}"
+    "{{ .reg .b16 g, h; .reg .b32 v, w; cvt.rn.satfinite.{0}x2.f32 g, $2, $1; cvt.u32.u16 v, g;"
+    " cvt.rn.satfinite.{0}x2.f32 h, $4, $3; cvt.u32.u16 w, h; mad.lo.u32 $0, w, 65536, v; }}"
 )
 
 
-def _float8_text(to: DType, x: str) -> str:
-    """An f32 by the conversion of GPUs since 8.9, which saturates to the largest number.
+def _float8_text(to: DType, frm: DType, given: str) -> str:
+    """A number by the conversion of f32 of GPUs since 8.9, which saturates to the largest number.
 
     The largest are 448 and 57344; the ties with the next step are 464, rounded down, and 61440,
-    rounded up. Infinity's byte follows the largest number's.
+    rounded up. Infinity's byte follows the largest number's. A tile of one or two lanes has no four
+    numbers for a word: there the word has one number four times.
     """
+    x = cast_text(F32, frm, given)
     if _TOP[to] == 0x7F:
         x = f'tl.where(tl.abs({x}) > 464.0, float("nan"), {x})'
-    ptx = _PTX.format(_UNITS[to])
-    word = f'tl.inline_asm_elementwise("{ptx}", "=r,f", [{x}], tl.uint32, True, 1)'
-    found = f"tl.cast({word}, tl.uint8)"
+    start = f'tl.inline_asm_elementwise("{_PTX.format(to.name[2:6])}", "=r,f,f,f,f", '
+    one = f"tl.cast({start}[{x}, {x}, {x}, {x}], tl.uint32, True, 1), tl.uint8)"
+    found = f"({start}[{x}], tl.uint8, True, 4) if {given}.numel % 4 == 0 else {one})"
     return found if to is F8E4M3FN else f"{found} + tl.cast(tl.abs({x}) >= 61440.0, tl.uint8)"
 
 
@@ -216,7 +218,7 @@ def cast_text(to: DType, frm: DType, x: str) -> str:
         held = f"tl.cast({x}, tl.float8e4nv, bitcast=True)"
         return cast_text(to, F32, f"tl.cast({held}, tl.float32)")
     if to in FLOAT8:
-        return _float8_text(to, cast_text(F32, frm, x))
+        return _float8_text(to, frm, x)
     if to is BOOL:
         return f"{x} != 0"
     middle = F32 if to.is_half or frm.is_half else {U8: I64, U16: U32}.get(to, I32)

@@ -32,6 +32,18 @@ def test_conversions(to: torch.dtype, device: str) -> None:
     agree(f, lambda: [numbers, every], tol=0.0)
 
 
+@pytest.mark.parametrize("n", (1, 2, 3, 4, 5, 8))
+@pytest.mark.parametrize("to", TYPES, ids=str)
+def test_few_numbers(to: torch.dtype, n: int, device: str) -> None:
+    """A word of four is not filled by one number, a few, or one of each row."""
+    x = hard_numbers(known(to))[-3 * n :].reshape(3, n).to(device)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[0].to(to), x.to(to).t(), x.amax(1).to(to), x[2, 0].to(to), x.amax().to(to).float()
+
+    agree(f, lambda: [x], tol=0.0)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, device: str) -> None:
     agree(PROGRAMS[name], lambda: [x.to(device) for x in inputs(33, 41)], tol=0.0)
