@@ -206,6 +206,17 @@ def test_a_position_is_a_number_of_64_bits() -> None:
     assert all(b.code for b in cubins(s)), "the bits of a position are 64"
 
 
+def test_arithmetic_of_numbers_that_are_known_wraps() -> None:
+    """A row that is written out has known positions, of which Python would compute more bits."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        row = torch.arange(3, dtype=torch.int32)[None] + (2**31 - 2)
+        return (row.float() * x[:, None]).sum(1)
+
+    (text,) = texts_of(assert_function(fn, torch.arange(5.0)))
+    assert "tl.range" not in text and "tl.reduce" not in text, "the row is written out"
+
+
 def test_loads_do_not_wait_for_a_division_nor_comparisons_for_its_end() -> None:
     def fn(x: torch.Tensor, t: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         hit = torch.arange(x.shape[1]) == t

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lenz.ir.dtype import BOOL, DType
+from lenz.ir.dtype import BOOL, I64, DType
 from lenz.ir.expr import Expr, interpret, syms_of, unmasked
 from lenz.ir.op import CONST, INDEX, LOAD, MASKED, REF
 from lenz.machine.cuda.triton.indices import Indices, joint
@@ -128,8 +128,8 @@ class Values(Walk[Term]):
 
     def _index(self, e: Expr, mask: Mask) -> Term:
         s, dtype = e.attrs[0], e.dtype
-        if isinstance(s, Int):
-            return Term(constant(dtype, s.value))
+        if isinstance(s, Int):  # typed: of two plain numbers Python computes more than 32 bits
+            return self.text.let(cast_text(dtype, I64, constant(I64, s.value)), NO_DIMS, 0)
         term = self.indices.term(s, self.bound((s,), e.args, mask))
         return self.text.let(cast_text(dtype, self.indices.dtype, term.text), term.dims, term.level)
 
