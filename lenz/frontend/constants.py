@@ -89,11 +89,10 @@ def is_uniform(value: torch.Tensor) -> bool:
 
 def fill(gm: GraphModule, n: Node, value: torch.Tensor) -> Node:
     """Insert a fill for a uniform node, with its strides, on which those of others depend."""
-    fake = n.meta["val"]
+    fake, number = n.meta["val"], value.reshape(-1)[0].item()
     steps = zip(fake.shape, fake.stride(), strict=True)
     shape = fake.shape if fake.is_contiguous() else [1 + sum((k - 1) * s for k, s in steps)]
     how = {"dtype": fake.dtype, "device": fake.device, "pin_memory": False}
-    number = value.reshape(-1)[0].item()
     with fake.fake_mode, gm.graph.inserting_before(n):
         made = gm.graph.call_function(full, (list(shape), number), how)
         made.meta = {**n.meta, "val": torch.empty(shape, **how)}  # new_empty fails on zero tensors

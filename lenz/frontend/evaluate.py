@@ -101,17 +101,20 @@ def is_plain(n: Node, limit: int = LIMIT) -> bool:
         elif not isinstance(leaf, (bool, int, float, type(None))):
             return False
     is_own = n.op != "call_function" or is_torch(n.target)
-    return is_own and not (callee(n) == "cuda" or has(callee(n), "unset")) and not may_trap(n)
+    return is_own and not (callee(n) == "cuda" or has(callee(n), "unset")) and not may_differ(n)
 
 
-def may_trap(n: Node) -> bool:
-    """Say whether x86 may trap: the lowest integer divided by -1, rounded to zero.
+def may_differ(n: Node) -> bool:
+    """Say whether a GPU may return integers that a CPU does not.
 
-    A GPU returns some number, so a valid program may do it.
+    It makes others of NaN and of floats beyond the type. For the lowest integer divided by -1,
+    rounded to zero, it returns some number, so a valid program may do it, and x86 may trap.
     """
-    if n.target not in PRIM_DIV and n.kwargs.get("rounding_mode") != "trunc":
+    to, *given = [getattr(traced(a), "dtype", torch.bool) for a in (n, *operands(n))]
+    if to.is_floating_point or to is torch.bool:
         return False
-    return not traced(n).is_floating_point()
+    is_trunc = n.target in PRIM_DIV or n.kwargs.get("rounding_mode") == "trunc"
+    return is_trunc or (traced(n).device.type != "cpu" and any(d.is_floating_point for d in given))
 
 
 FAULTS = (Unknown, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -149,9 +152,8 @@ def run_calls(calls: Iterable[Node], values: dict[Node, Any]) -> dict[Node, Any]
         if isinstance(values[n], torch.Tensor):
             if values[n]._is_zerotensor():  # it has no memory
                 values[n] = values[n].clone()
-            fake = traced(n)
-            shape = torch.Size(number(s) for s in fake.shape)
-            if values[n].shape != shape or values[n].dtype != fake.dtype:
+            fake, found = traced(n), values[n]
+            if found.dtype != fake.dtype or [*found.shape] != [number(s) for s in fake.shape]:
                 raise Unknown
     return values
 

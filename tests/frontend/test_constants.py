@@ -178,3 +178,16 @@ def test_what_a_cpu_traps_on_is_not_computed_for_a_gpu(
 
     p = cuda_program(fn, (4,), dtype=torch.float32)
     assert any("div" in t for t in targets(p)) and not p.constants
+
+
+def test_integers_of_floats_beyond_them_are_not_computed_for_a_gpu() -> None:
+    """x86 gives the lowest integer for 1e10 and for NaN, a GPU the highest and 0."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        great, none = [torch.full((4,), v, device=x.device) for v in (1e10, float("nan"))]
+        return x + great.int(), x + none.int(), x @ great.int().float()
+
+    p = cuda_program(fn, (4,), dtype=torch.float32)
+    assert "aten._to_copy.default" in targets(p) and not p.constants
+    filled = [n.args[1] for n in p.gm.graph.nodes if str(n.target) == "aten.full.default"]
+    assert -(2**31) not in filled

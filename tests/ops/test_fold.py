@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lenz import ops
-from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, NATIVE, U8, U64
+from lenz.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, NATIVE, U8, U16, U64
 from lenz.ir.expr import Expr, const, expr, ref
 from lenz.ir.op import CONST, op_named
 from lenz.ops.fold import apply, holds_exactly
@@ -36,6 +36,9 @@ def test_folding_equals_eager(case: Case) -> None:
         want = case.op.eager(*tensors, *case.attrs).item()  # type: ignore[misc]
         if case.op.name == "bitcast" and made.op is not CONST:
             assert math.isnan(values[0]) or math.isnan(want)
+            continue
+        if case.op.name == "cast" and made.op is not CONST:
+            assert not made.dtype.holds(values[0], values[0]), "CPUs and GPUs give other integers"
             continue
         assert made.op is CONST
         assert same_value(made.attrs[0], want), (values, made.attrs[0], want)
@@ -97,6 +100,9 @@ KEPT = [
     (ops.div(X, const(2.0**127, F32)), "div"),  # the reciprocal is denormal
     (ops.cast(ops.cast(X, I32), F32), "cast"),
     (ops.cast(ops.narrow(X, BF16), F32), "cast"),
+    (ops.cast(const(1e10, F32), I32), "cast"),  # the highest on GPUs, the lowest on CPUs
+    (ops.cast(const(NAN, F32), I32), "cast"),  # 0 on GPUs
+    (ops.cast(const(-3.0, F32), U16), "cast"),  # 0 on GPUs
     (ops.cast(ops.cast(X, F16), F32), "cast"),
     (ops.apply(op_named("shift_left"), N, const(40, I32)), "shift_left"),
 ]
