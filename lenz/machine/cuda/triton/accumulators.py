@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from lenz import ops
-from lenz.ir.dtype import BOOL, I64
+from lenz.ir.dtype import I64
 from lenz.ir.kernel import For, Reduce, Scan, position
 from lenz.ir.tensor import Axis
 from lenz.machine.cuda.triton.reductions import combine_name, is_arg, state_dtype
@@ -17,6 +17,7 @@ from lenz.machine.cuda.triton.text import Dims, Term
 from lenz.machine.cuda.triton.types import constant
 from lenz.machine.cuda.triton.values import Values
 from lenz.machine.reduces import reduces_of
+from lenz.ops.cast import cast_text
 from lenz.ops.emission import triton_type
 from lenz.records import dataclass
 from lenz.sym import ZERO, Var, substitute
@@ -115,14 +116,10 @@ class Accumulators:
             far = (1 << (63 if v.indices.wide else 31)) - 1  # after all others: no element is there
             there = v.text.let(f"tl.where({hit}, {state[1]}, {far})", acc.dims, level)
             result = self._across(acc, there.text, "least", dims) if acc.lanes else state[1]
-        cast = ""
+        to, held = s.value.dtype, state_dtype(s.value.dtype)
         if is_arg(s.kind):
-            cast = "" if v.indices.wide else f".to({triton_type(I64)})"
-        elif s.value.dtype is BOOL:
-            cast = " != 0"
-        elif state_dtype(s.value.dtype) is not s.value.dtype:
-            cast = f".to({triton_type(s.value.dtype)})"
-        v.text.put(level, f"{s.name} = {result}{cast}")
+            to, held = I64, v.indices.dtype
+        v.text.put(level, f"{s.name} = {cast_text(to, held, result)}")
         v.refs[s.name] = Term(s.name, dims, level)
 
     def _across(self, acc: Accumulator, tile: str, function: str, dims: Dims) -> str:
@@ -147,8 +144,7 @@ class Accumulators:
         s, v = acc.stmt, self.values
         dtype = state_dtype(s.value.dtype)
         text = v.lanes.spread(v.value(s.value), acc.dims, s.value.dtype)
-        if dtype is not s.value.dtype:
-            text = f"{text}.to({triton_type(dtype)})"
+        text = cast_text(dtype, s.value.dtype, text)
         tails = v.lanes.conditions(acc.lanes)
         neutral = constant(dtype, ops.neutral(s.kind, s.value.dtype).attrs[0])
         if tails:

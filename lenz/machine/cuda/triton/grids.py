@@ -50,8 +50,7 @@ class Grid:
     @property
     def own(self) -> dict[str, str]:
         """What it gives for the parameters of its function: pointers, then ends."""
-        names = [p.name for p in self.kernel.params]
-        return {**dict(zip(names, self.given, strict=True)),
+        return {**dict(zip([p.name for p in self.kernel.params], self.given, strict=True)),
                 **{f"end{n}": str(x) for n, x in enumerate(self.ends)}}  # fmt: skip
 
 

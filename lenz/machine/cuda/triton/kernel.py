@@ -264,10 +264,9 @@ class _Body:
     def scan(self, s: ir.Scan) -> None:
         """Running results along one dimension of the tile; lanes past the end come last."""
         v, d = self.values, self.dims[s.over]
-        value = v.value(s.value)
         # Triton 3.6 takes the carry of a row from the wrong lane where lanes hold copies of it.
         dims = self.around
-        tile = self.lanes.spread(value, dims, s.value.dtype)
+        tile = self.lanes.spread(v.value(s.value), dims, s.value.dtype)
         text = f"tl.associative_scan({tile}, {d}, {self.accs.function(s)})"
         if s.back is not None:
             self.values.functions["least"] = None
@@ -312,16 +311,10 @@ class _Body:
         if self.fence:
             v.barrier()
             self.fence = False
-        text = value.text
-        if s.value.dtype is BOOL:
-            text = f"{text}.to(tl.int8)"
-        if s.mode == "set":
-            mask = f", {runs}" if runs else ""
-            line = f"tl.store({pointer}, {text}{mask})"
-        else:
-            mask = f", mask={runs}" if runs else ""
-            line = f'{UPDATES[s.mode]}({pointer}, {text}{mask}, sem="relaxed")'
-        self.text.put(self.text.level, line)
+        text = f"{value.text}.to(tl.int8)" if s.value.dtype is BOOL else value.text
+        update = UPDATES.get(s.mode, "tl.store")
+        mask, how = f", mask={runs}" if runs else "", ', sem="relaxed"' if s.mode in UPDATES else ""
+        self.text.put(self.text.level, f"{update}({pointer}, {text}{mask}{how})")
         v.forget(s.buffer)
 
 

@@ -21,7 +21,6 @@ def legalise(k: Kernel, arch: int) -> Kernel:
     pairs, more = pairs_of(widths_of(k)), FLOAT8 if arch >= CONVERTS_FLOAT8 else ()
 
     def legal(e: Expr) -> bool:
-        is_pair = pairs is not None and pairs.counters(e) is not None
-        return is_direct(e, MACHINE, more) or is_pair
+        return is_direct(e, MACHINE, more) or (pairs is not None and pairs.counters(e) is not None)
 
     return legalise_kernel(k, MACHINE, legal)

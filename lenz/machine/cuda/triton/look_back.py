@@ -196,10 +196,8 @@ class LookingBack:
             bits = f"{value}.to(tl.int64, bitcast=True)" if dtype.is_float else value
             bits = self.values.text.let(bits, self.dims - {self.d}, self.values.text.level).text
             return [f"({bits} << 32) | {FLAG}", f"({bits} & {VALUE}) | {FLAG}"]
-        bits = f"{value}.to(tl.int32)"
-        if dtype.is_float:
-            bits = f"{value}.to(tl.float32).to(tl.int32, bitcast=True)"
-        return [f"({bits}.to(tl.int64) << 32) | {FLAG}"]
+        whole = ".to(tl.float32).to(tl.int32, bitcast=True)" if dtype.is_float else ".to(tl.int32)"
+        return [f"({value}{whole}.to(tl.int64) << 32) | {FLAG}"]
 
     def _value(self, names: tuple[str, ...]) -> str:
         """The result from its words."""

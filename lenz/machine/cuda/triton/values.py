@@ -170,12 +170,12 @@ class Values(Walk[Term]):
             level = self.text.level
             if buffer in self.dirty:
                 self.barrier()
-        if len(dims) == 1 < len(self.lanes.vars) and not dims <= self.lanes.fast:
-            return self._load_column(e, text, mask, dims, level)
         value = f"tl.load({text}, {runs})" if runs else f"tl.load({text})"
+        if len(dims) == 1 < len(self.lanes.vars) and not dims <= self.lanes.fast:
+            value = self._column(text, mask, dims)
         return self.text.let(f"{value} != 0" if dtype is BOOL else value, dims, level)
 
-    def _load_column(self, e: Expr, pointer: str, mask: Mask, dims: Dims, level: int) -> Term:
+    def _column(self, pointer: str, mask: Mask, dims: Dims) -> str:
         """A one-dimensional load along a dimension in which no tile is contiguous.
 
         As a column of the tile, Triton would load each element once per neighbour that a thread
@@ -186,8 +186,7 @@ class Values(Walk[Term]):
         text = f"tl.reshape({pointer}, {shape})"
         if runs is not None:
             text += f", tl.reshape({self.lanes.spread(runs, dims, BOOL)}, {shape})"
-        text = f"tl.load({text}){self.lanes.place(d)}"
-        return self.text.let(f"{text} != 0" if e.dtype is BOOL else text, dims, level)
+        return f"tl.load({text}){self.lanes.place(d)}"
 
     def _conjunction(self, mask: Mask, dims: Dims) -> Term | None:
         """The condition of an access: all conditions around it, and that the lane is active."""

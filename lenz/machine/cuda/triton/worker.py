@@ -326,8 +326,7 @@ def _limit(seconds: int) -> None:
     """Make the assembler end soon after the server has killed this process."""
     import resource  # systems without fork have no limits
 
-    used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    limit = used + seconds + 1
+    limit = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + seconds + 1
     soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
