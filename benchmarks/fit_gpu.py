@@ -53,7 +53,7 @@ from lenz.lower import lower
 from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.triton.pool import Failed, wake
 from lenz.machine.cuda.tune.bench import Gpu
-from lenz.machine.cuda.tune.search import Choice, built, config, race
+from lenz.machine.cuda.tune.search import Choice, built, config, confined, race
 from lenz.machine.cuda.tune.space import space
 from lenz.options import Options
 from lenz.pipeline import optimise
@@ -344,7 +344,7 @@ class Counting(Gpu):
 
 def binaries(found: Sequence[Point], gpu: Gpu, quick: bool) -> Iterator[Binary | Failed]:
     """The compiled candidates of all points, in order."""
-    kernels = [k for p in found for k in p.choice.candidates]
+    kernels = [confined(k, p.choice.env) for p in found for k in p.choice.candidates]
     if quick:
         return iter([Binary(k.name, b"none", k.tile.warps, 0, 0, -1, -1) for k in kernels])
     return iter(built(kernels, gpu, None))

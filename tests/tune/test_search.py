@@ -15,19 +15,22 @@ import lenz
 from lenz.debug.report import Tried, TuneReport
 from lenz.errors import InternalError
 from lenz.ir.binary import Binary
+from lenz.ir.expr import nodes_of
 from lenz.ir.graph import Graph
-from lenz.ir.kernel import Launch, Schedule
+from lenz.ir.kernel import Kernel, Launch, Schedule, exprs_of
 from lenz.ir.printer import show
 from lenz.ir.reader import read
 from lenz.machine.cuda.triton.compile import KernelText
 from lenz.machine.cuda.triton.pool import Failed
 from lenz.machine.cuda.tune import search
-from lenz.machine.cuda.tune.search import config, tune
+from lenz.machine.cuda.tune.bench import example_args
+from lenz.machine.cuda.tune.search import config, confined, tune
 from lenz.machine.cuda.tune.space import space
 from lenz.options import Options
 from lenz.pipeline import kernels_of, named, optimise
 from lenz.runtime.store import Store
 from lenz.schedule import schedule
+from lenz.sym import SymEnv, Var
 from tests.gpu_oracle import gpu_context, on_gpu
 from tests.tune.fake_gpu import FakeGpu
 
@@ -156,6 +159,56 @@ def test_where_all_tiles_are_one_nothing_is_measured(compiler: Compiler) -> None
     tuned, reports = tune(replace(s, steps=same), None, lambda _: gpu)
     assert (reports, gpu.calls, compiler.batches) == ((), [], [])
     assert all(x.candidates == () for x in launches(tuned))
+
+
+POSITIONS = """
+kernel @k pointwise (%a: in i64[500], %b: in f32[{n}], %c: out f32[500]{sizes}) {{
+  for i in 512 below 500 : lane {{
+    store(%c, [i], load(%b, [@0]; @0: 0..{end} = sub(load(%a, [i]), 1:i64)))
+  }}
+}}
+"""
+CLAMPED = """
+graph @clamped() on cpu {
+  in %x : f32[8, 1000]
+  in %w : f32[3, 65536]
+  %n = i64[8] : reduce sum (i: 8 | r: 1000) { cast(gt(load(%x, [i, r]), 0.0:f32), i64) }
+  out %p = i64[8] : map (i: 8) { minimum(maximum(load(%n, [i]), 0:i64), 2:i64) }
+  out %y = f32[8, 65536] : map (i: 8, j: 65536) {
+    load(%w, [@0, j]; @0: 0..2 = assert_in_range(load(%p, [i]), 3:i64))
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("size", ["3", "s0"])
+def test_positions_without_a_check_are_confined_to_random_arguments(
+    size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another kernel has clamped them to 1 .. 3, and nobody clamps random numbers."""
+    pytest.importorskip("triton")
+    from tests.gpu_oracle import interpreted
+    from tests.triton_interpreter import Machine
+
+    monkeypatch.setattr(Machine, "create_assert", lambda *_: None)  # kernels are timed without
+    sizes, end = ("; s0: 1..", " < s0") if size == "s0" else ("", "2")
+    k = read(POSITIONS.format(n=size, sizes=sizes, end=end))
+    assert isinstance(k, Kernel)
+    env = SymEnv().with_var(Var("s0", 1, None), 3)
+    inside = confined(k, env)
+    tensors = example_args(inside, env, torch.device("cpu"))
+    assert (tensors[0] == 0).any(), "the position before the first is among them"
+    given = {p.name: t for p, t in zip(k.params, tensors, strict=True)}
+    interpreted(inside, given, {"s0": 3})
+
+
+def test_what_is_measured_is_confined(compiler: Compiler) -> None:
+    s = prepared(CLAMPED)
+    (k,) = [x.kernel for x in launches(s) if "y" in x.kernel.name]
+    assert all(not e.op.guarded for e in nodes_of(*exprs_of(k.body))), "the check is needless"
+    tune(s, None, lambda _: FakeGpu(fewest_warps))
+    texts = [t.text for t in compiler.batches[0] if t.name == k.name]
+    assert texts and all("tl.uint64) <" in t for t in texts)
 
 
 def test_noise_does_not_replace_the_cost_model(compiler: Compiler) -> None:

@@ -14,17 +14,22 @@ from functools import partial
 
 import torch
 
+from lenz import ops
 from lenz.debug.report import Tried, TuneReport
 from lenz.errors import InternalError
 from lenz.ir.binary import Binary
-from lenz.ir.kernel import For, Kernel, Launch, Schedule, programs, walk
+from lenz.ir.dtype import I64
+from lenz.ir.expr import Expr, index, interpret, rebuild
+from lenz.ir.kernel import For, Kernel, Launch, Schedule, map_leaves, programs, walk
+from lenz.ir.op import LOAD
+from lenz.ir.syntax import map_values
 from lenz.machine.cuda.triton.compile import KernelText, version
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.machine.cuda.triton.pool import Failed, compile_all
 from lenz.machine.cuda.tune.bench import SECONDS, Gpu, example_args, measure, restoring
 from lenz.records import dataclass, replace
 from lenz.runtime.store import Store
-from lenz.sym import SymEnv
+from lenz.sym import Int, SymEnv
 
 # The fastest kernel must take less than this fraction of the cost model's time; otherwise that
 # kernel stays. Medians of the same kernel differ by a percent.
@@ -102,7 +107,7 @@ def _decide(choices: Sequence[Choice], gpu: Gpu, store: Store | None) -> list[Tu
     keys = [c.key(gpu) for c in choices]
     known = [_recall(store, key, c) for key, c in zip(keys, choices, strict=True)]
     missing = [c for c, report in zip(choices, known, strict=True) if report is None]
-    binaries = iter(built([k for c in missing for k in c.candidates], gpu, store))
+    binaries = iter(built([confined(k, c.env) for c in missing for k in c.candidates], gpu, store))
     reports: list[TuneReport] = []
     for key, c, report in zip(keys, choices, known, strict=True):
         if report is None:
@@ -130,10 +135,29 @@ def _recall(store: Store | None, key: str, c: Choice) -> TuneReport | None:
         return None
 
 
+def confined(k: Kernel, env: SymEnv) -> Kernel:
+    """The kernel with a check of each position that it computes: arguments are random.
+
+    Positions whose values are in range, such as clamped ones, have no check (`opt/in_range.py`).
+    """
+
+    def visit(e: Expr, args: list[Expr]) -> Expr:
+        if e.op is LOAD and args:
+            ends = {v.name: v for s in e.attrs[1] for v in s.free_vars}
+            for n, a in enumerate(args):
+                v = ends[f"@{n}"]
+                size = index(Int((v.hi or 0) + 1 if v.below is None else env.hint(v.below)))
+                args[n] = a if a.op.guarded else ops.assert_in_range(ops.cast(a, I64), size)
+        return rebuild(e, tuple(args))
+
+    inside = lambda s: map_values(s, lambda e: interpret(e, visit))
+    return replace(k, body=map_leaves(k.body, inside))
+
+
 def built(kernels: Sequence[Kernel], gpu: Gpu, store: Store | None) -> list[Binary | Failed]:
     """Compile kernels in one batch, without their checks: a failed one would stop the GPU.
 
-    Nothing out of bounds is read or written even so.
+    Nothing out of bounds is read or written even so, if they are `confined`.
     """
     texts: list[KernelText | Failed] = []
     for k in kernels:
@@ -154,7 +178,7 @@ def race(
     RuntimeError if the GPU is left unusable.
     """
     try:
-        usual = c.widest()
+        usual = confined(c.widest(), c.env)
         tensors = example_args(usual, c.env, gpu.place)
         restore = restoring(usual, tensors)
     except torch.OutOfMemoryError as e:
