@@ -180,6 +180,18 @@ def test_one_bad_kernel_fails_alone(server: ServerClient) -> None:
     assert isinstance(found[3], Failed) and "power of 2" in found[3].message
 
 
+def test_a_broken_triton_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('no such libstdc++')")
+    monkeypatch.syspath_prepend(tmp_path)  # the server gets this path
+    made = ServerClient(workers=1)
+    try:
+        (failed,) = made.compile([ADD], 90)
+    finally:
+        made.close()
+    assert isinstance(failed, Failed) and "no such libstdc++" in failed.message
+
+
 def test_a_batch_larger_than_the_pipes(server: ServerClient) -> None:
     """Requests and answers of 64 KiB and more each: neither side waits for the other."""
     long = replace(WRONG[0], text=WRONG[0].text + "#" * 100_000)

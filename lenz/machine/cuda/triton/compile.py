@@ -94,11 +94,11 @@ def version() -> str:
 def compile_text(k: KernelText, arch: int) -> Binary:
     """Compile one kernel for compute capability `arch` (90 is sm_90).
 
-    Raises InternalError with the kernel's name and Triton's message.
+    Raises InternalError with the kernel's name and Triton's message, also if it cannot be imported.
     """
-    from triton import knobs
-
     try:
+        from triton import knobs
+
         # Line tables take 10 of 18 KiB of a cubin and a quarter of the time.
         with knobs.compilation.scope():
             knobs.compilation.disable_line_info = True
