@@ -125,6 +125,14 @@ def test_of_a_row_of_the_least_value_the_first_one_wins() -> None:
             assert_function(lambda x: x.argmin(1), -x, tiles=TINY)
 
 
+def test_places_of_strided_rows_without_lanes() -> None:
+    """A position starts as the number 0, and is one of 64 bits if a size may be large."""
+    for dtype in (torch.float32, torch.int64):
+        x = numbers(dtype, 5, 6)
+        s = assert_function(lambda x: (x[:, ::2].argmax(), x[::2].t().argmin()), x, dynamic=True)
+        assert all(b.code for b in cubins(s))
+
+
 LONG: dict[str, Callable[..., Any]] = {
     "sum": lambda x: x.sum(1),
     "amax": lambda x: (x.amax(1), x.amin(1)),

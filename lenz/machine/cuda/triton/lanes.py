@@ -47,11 +47,11 @@ class Lanes:
 
     def spread(self, term: Term, dims: Dims, dtype: DType) -> str:
         """The text of a value broadcast to every lane of the dimensions."""
+        if term.text.lstrip("(-")[0].isdigit() and " " not in term.text:
+            # A Python number, which has no shape to broadcast, and no type.
+            return f"tl.full({self.shape(dims)}, {term.text}, {triton_type(dtype)})"
         if term.dims == dims:
             return term.text
-        if term.text.lstrip("(-")[0].isdigit() and " " not in term.text:
-            # A Python number, which has no shape to broadcast.
-            return f"tl.full({self.shape(dims)}, {term.text}, {triton_type(dtype)})"
         return f"tl.broadcast_to({term.text}, {self.shape(dims)})"
 
     def conditions(self, dims: Dims) -> list[Term]:
