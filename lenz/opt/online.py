@@ -2,10 +2,10 @@
 
     %m = reduce max (i: N | r: L) { x(i, r) }
     %s = reduce sum (i: N | r: L) { exp(sub(x(i, r), load(%m, [i]))) }
-    ==>  %m.part = reduce max (i: N, c: C | k: K) { x(i, c*K + k) }
-         %s.part = reduce sum (i: N, c: C | k: K) { exp(x(i, c*K + k) - m.part[i, c]) }
-         %m = reduce max (i: N | c: C) { load(%m.part, [i, c]) }
-         %s = reduce sum (i: N | c: C) { s.part[i, c] * exp(m.part[i, c] - m[i]) }
+    ==>  %m.piece = reduce max (i: N, c: C | k: K) { x(i, c*K + k) }
+         %s.piece = reduce sum (i: N, c: C | k: K) { exp(x(i, c*K + k) - m.piece[i, c]) }
+         %m = reduce max (i: N | c: C) { load(%m.piece, [i, c]) }
+         %s = reduce sum (i: N | c: C) { s.piece[i, c] * exp(m.piece[i, c] - m[i]) }
 
 A program holds K elements, so the first two are one kernel that reads x once; the last two are
 small. This is Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), with
@@ -122,9 +122,9 @@ def _in_parts(
     def of(name: str, axes: tuple[Axis, ...]) -> Expr:
         return load(name, [a.var for a in axes], low.dtype)
 
-    first, m = partial_result(top, "part", (c, *top.axes), (k,), "max", x)
+    first, m = partial_result(top, "piece", (c, *top.axes), (k,), "max", x)
     e = ops.where(ops.eq(m, low), 0, ops.exp(x - m))
-    second, _ = partial_result(total, "part", (c, *top.axes), (k,), "sum", e)
+    second, _ = partial_result(total, "piece", (c, *top.axes), (k,), "sum", e)
     drop = of(first.out.name, (c, *total.axes)) - of(top.out.name, total.axes)
     again = of(second.out.name, (c, *total.axes)) * ops.exp(drop)
     return first, second, replace(top, raxes=(c,), body=m), replace(total, raxes=(c,), body=again)
