@@ -125,11 +125,27 @@ def test_of_a_row_of_the_least_value_the_first_one_wins() -> None:
             assert_function(lambda x: x.argmin(1), -x, tiles=TINY)
 
 
+def test_places_of_strided_rows() -> None:
+    """Only the first axis is cut; lanes past its end hold what max starts from."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[:, ::2].argmax(), x[::2].t().argmin(), x[None, :, 1::3].argmin()
+
+    for x in (numbers(torch.float32, 21, 12), torch.full((21, 12), -INF), torch.zeros(3, 37)):
+        for n in (0, 5):
+            x[-2 * n :, -2 * n :] = NAN if n else x[0, 0]
+            for tiles in (None, TINY):
+                assert_function(fn, x, tiles=tiles)
+                s = assert_function(fn, x, dynamic=True, tiles=tiles)
+    assert "r0 = tl.arange" in texts_of(s)[0]
+
+
 def test_places_of_strided_rows_without_lanes() -> None:
     """A position starts as the number 0, and is one of 64 bits if a size may be large."""
     for dtype in (torch.float32, torch.int64):
         x = numbers(dtype, 5, 6)
-        s = assert_function(lambda x: (x[:, ::2].argmax(), x[::2].t().argmin()), x, dynamic=True)
+        fn = lambda x: (x[:, ::2].argmax(), x[::2].t().argmin())
+        s = assert_function(fn, x, dynamic=True, tiles=Shape(chunk=1, row=1, rows=1))
         assert all(b.code for b in cubins(s))
 
 
