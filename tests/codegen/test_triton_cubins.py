@@ -190,9 +190,12 @@ def test_kernels_compile_for_gpus_that_are_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "here", "runs"),
     [("8.0", "8.0", True), ("8.0", "8.9", True), ("8.6", "8.0", False), ("8.0", "9.0", False),
-     ("9.0", "8.9", False), ("10.0", "1.0", False)],
+     ("9.0", "8.9", False), ("10.0", "1.0", False), ("9.0", "9.0", True), ("10.0", "10.0", True),
+     ("10.0", "10.3", False), ("12.0", "12.1", False)],
 )  # fmt: skip
-def test_a_cubin_runs_on_later_gpus_of_its_major_number(made: str, here: str, runs: bool) -> None:
+def test_a_cubin_runs_on_later_gpus_of_its_major_number_before_9(
+    made: str, here: str, runs: bool
+) -> None:
     told = [f"compute capability {x}" for x in (made, here)]
     assert LOADER.runs(*told) is runs
 

@@ -34,9 +34,10 @@ def compute_capability(device: str) -> str:
 def runs_cubin(made: str, here: str) -> bool:
     """A cubin runs on GPUs of its major number whose minor one, a digit, is not lower.
 
-    CUDA C++ Programming Guide, "Binary Compatibility".
+    CUDA C++ Programming Guide, "Binary Compatibility". From 9.0 on Triton compiles for features of
+    one architecture ("sm_100a"): such code runs nowhere else.
     """
-    return made[:-1] == here[:-1] and made <= here
+    return made == here or (made[:-1] == here[:-1] and made <= here and float(made.split()[-1]) < 9)
 
 
 FILES = lambda kernels: {n: f"{n}.cubin" for n in kernels}
