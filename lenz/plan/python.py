@@ -124,9 +124,8 @@ class _Writer:
         self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_", "watch"}
         # Sizes use `min` and `max`, which may be names of buffers too.
         self.taken |= {*dir(builtins), *keyword.kwlist}
-        self.taken |= {"otherwise", *(f"stream{n}" for n in self.gpus)}
+        self.taken |= {"otherwise", *(f"stream{n}" for n in self.gpus), *own_names(p)}
         self.taken |= {d.name.replace("u", "uint") for d in DTYPES}
-        self.taken |= set(own_names(p))
         self.objects = {o: self.free(f"obj_{o}") for o in p.objects}
 
     def call(self) -> list[str]:
@@ -210,7 +209,7 @@ class _Writer:
             "try:",
             *(f"    rt.check({self.var(i.name)}, {_layout(i.type)})" for i in tensors),
             f"    ok = {' and '.join(test for i in tensors for test in _tests(self, i))}",
-            "except (AssertionError, AttributeError, TypeError):",
+            "except (AssertionError, AttributeError, RuntimeError, TypeError):",
             "    ok = False",
             "if not ok:",
             f"    {slow}(({names},), ({wanted},))",
@@ -350,9 +349,9 @@ def _tests(w: _Writer, i: ir.Input) -> list[str]:
     found = [f"{name}.dtype is {w.dtype(i.type.dtype)}"]
     if not i.anywhere:
         found.append(f"{name}.{_place(i.type.device)}")
-    if i.laid:  # a hook on saved tensors, or the caller's gradient, may be any tensor
-        return [*found, f"not ({name}.is_neg() or {name}._is_zerotensor())"]
-    return found + [f"not {name}.is_neg()"] * i.signed
+    # A hook on saved tensors, or the caller's gradient, may be any tensor.
+    memory = f"rt.holds_elements({name})" if i.laid else f"not {name}.is_neg()"
+    return found + [memory] * (i.laid or i.signed)
 
 
 def _given(w: _Writer) -> list[tuple[Var, str, int]]:

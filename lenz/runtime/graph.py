@@ -114,8 +114,7 @@ def laid(
     t: Any, name: str, size: Shape, stride: Shape, dtype: torch.dtype, device: str
 ) -> torch.Tensor:
     """An argument with the required strides and no negative bit; a copy if necessary."""
-    (made,) = executor.laid((t,), ((name, size, stride, dtype, device),))
-    return made  # type: ignore[no-any-return]  # a tensor, as `laid` has checked
+    return executor.laid((t,), ((name, size, stride, dtype, device),))[0]  # type: ignore[no-any-return]  # a tensor
 
 
 @has_side_effect

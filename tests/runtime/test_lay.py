@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -40,3 +41,35 @@ def test_a_kernel_for_a_gpu_reads_what_is_aligned() -> None:
     plan = build(s, gpu_context())
     (lay,) = [x for x in plan.steps if isinstance(x, Lay)]
     assert lay.aligned and lay.op == "lenz_tests.shifted.default"
+
+
+@torch.library.custom_op("lenz_tests::negative", mutates_args=())
+def negative(x: Tensor) -> Tensor:
+    """The negated values, by the bit that says so: memory holds the others."""
+    return torch._neg_view(x.clone())
+
+
+@negative.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("lenz_tests::nothing", mutates_args=())
+def nothing(x: Tensor) -> Tensor:
+    """Zeros without memory."""
+    return torch._efficientzerotensor(x.shape)
+
+
+@nothing.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_kernels_read_no_memory_that_does_not_hold_the_elements(native: bool) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return negative(x) * 2, nothing(x) + 1
+
+    x = torch.arange(6.0).view(2, 3)
+    run = torch.compile(f, backend="lenz", options={"native": native, "cache": False})
+    torch.testing.assert_close(run(x), (-2 * x, torch.ones(2, 3)))
