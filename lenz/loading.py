@@ -119,14 +119,14 @@ def fast_call(
     found = places()
     if found is None:
         return None
-    handle, keys, mask, plain, negative, autograd = found
+    handle, keys, mask, plain, negative, autograd, bare = found
     gpu = on_gpu(p)
     if gpu and not torch.cuda.is_available():
         return None
     tensors = {"cpu": plain, **({"cuda": plain_keys("cuda", mask)} if gpu else {})}
     ops = lambda op: getattr(op_of(op), "_schema", None), lambda name: bool(addresses((name,), gpu))
     try:
-        layout = TorchLayout(handle, keys, mask, tensors, negative, autograd, *ops)
+        layout = TorchLayout(handle, keys, mask, tensors, negative, autograd, bare, *ops)
         made = native(p, layout)
         imports = {name: address_of_kernel(values[name]) for name in signatures(p)}
         imports |= {name: id(type) for name, type in TYPES.items()} | addresses(made.shims, gpu)

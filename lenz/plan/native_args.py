@@ -76,8 +76,9 @@ def expect(f: Frame, test: str) -> None:
 def _row(f: Frame, k: int, i: Input, is_aligned: bool) -> list[str]:
     """What `are_as_told` in native.ll is told of a tensor, the argument with number `k`."""
     kind, gpu = ("", -1) if i.anywhere else kind_and_number(i.type.device)
-    mask = f.layout.mask if kind else f.layout.negative * i.signed
-    keys = f.layout.plain[kind] if kind else 0
+    # A tensor that may be anywhere is dense there and has memory.
+    mask = f.layout.mask if kind else f.layout.bare | f.layout.negative * i.signed
+    keys = f.layout.plain[kind or "cpu"] & mask
     sides = (*i.type.shape, *i.type.layout.stride) if _is_static(i) else ()
     rank = len(i.type.shape) if _is_static(i) else -1
     words = k, gpu, mask, keys, int(is_aligned), CODES[i.type.dtype.name], rank

@@ -31,6 +31,7 @@ class TorchLayout:
     plain     their value in a plain strided tensor, by device type
     negative  the key of a tensor whose memory holds the negated values
     autograd  the keys that make autograd record a call
+    bare      the keys of dense tensors without memory; those with memory have some of them
     schema    the schema of an op, by its name in plans; None for a function without one
     has       whether torch's library exports a function of this name
     """
@@ -41,6 +42,7 @@ class TorchLayout:
     plain: Mapping[str, int]
     negative: int
     autograd: int
+    bare: int
     schema: Callable[[str], Any]
     has: Callable[[str], bool]
 

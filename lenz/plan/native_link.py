@@ -71,18 +71,13 @@ def linked(text: str, own: Mapping[str, int], gpu: bool, store: Store | None) ->
 
     The result must stay alive while the code is used. Raises Unavailable.
     """
-    helpers, heads = begun(gpu, store).result(), _used(text, gpu)
+    helpers, heads = begun(gpu, store).result(), callees(text, gpu)
     imports = {**{n: helpers.addresses[n] for n in heads}, **own}
     whole = "\n".join([*heads.values(), text])
     return host().link(_object(whole, 0, store), ["call"], imports)
 
 
-def declared(text: str, gpu: bool) -> str:
-    """The text of a plan with the declarations of its callees."""
-    return "\n".join([*_used(text, gpu).values(), text])
-
-
-def _used(text: str, gpu: bool) -> dict[str, str]:
+def callees(text: str, gpu: bool) -> dict[str, str]:
     """The helpers and library functions that a plan calls, with their declarations."""
     heads = _heads(gpu)
     return {n: heads[n] for n in dict.fromkeys(USED.findall(text)) if n in heads}

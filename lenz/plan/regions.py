@@ -57,8 +57,7 @@ def regioned(p: ir.Plan, refused: Collection[str] = ()) -> ir.Plan:
     known |= {s.var for s in binds}
     rest, (device, why) = [s for s in p.flat if s not in binds], _device(p)
     steps: list[ir.Step | ir.Region] = [*binds]
-    named = (s for s in (*p.inputs, *rest) if isinstance(s, NAMED))
-    there = {s.name for s in named if s.type.device == "cpu"}
+    there = {s.name for s in (*p.inputs, *rest) if isinstance(s, NAMED) and s.type.device == "cpu"}
     sized = {s.source for s in rest if isinstance(s, ir.BindSize)}
     for x in [] if why else _parts(rest, CaptureFacts(known, there, sized, refused)):
         work = [s for s in x.steps if isinstance(s, ir.LaunchStep | ir.CallStep)]

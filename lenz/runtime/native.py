@@ -31,7 +31,7 @@ METH_O = 8
 
 
 @cache
-def places() -> tuple[int, int, int, int, int, int] | None:
+def places() -> tuple[int, int, int, int, int, int, int] | None:
     """The first fields of `TorchLayout` in plan/native_frame.py, in order.
 
     `plain` is the CPUs'. They are determined with tensors of many kinds; None if this torch or
@@ -55,9 +55,8 @@ def places() -> tuple[int, int, int, int, int, int] | None:
     if any(_keys(t) & mask == plain[0] & mask for t in kinds[PLAIN:]):
         return None
     negative = _keys(kinds[PLAIN]) & ~plain[0]
-    named = [getattr(torch._C.DispatchKey, k) for k in ("AutogradFunctionality", "ADInplaceOrView")]
-    autograd = reduce(or_, [torch._C.DispatchKeySet(k).raw_repr() for k in named])
-    return behind, found.pop(), mask, plain[0] & mask, negative, autograd
+    autograd, bare = _bits("AutogradFunctionality", "ADInplaceOrView"), _bits("Meta", "ZeroTensor")
+    return behind, found.pop(), mask, plain[0] & mask, negative, autograd, bare
 
 
 @cache
@@ -83,6 +82,11 @@ def _kinds() -> list[torch.Tensor]:
 
 def _keys(t: torch.Tensor) -> int:
     return int(torch._C._dispatch_keys(t).raw_repr())
+
+
+def _bits(*names: str) -> int:
+    keys = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names]
+    return reduce(or_, [int(k.raw_repr()) for k in keys])
 
 
 def _word(address: int) -> int:

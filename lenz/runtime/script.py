@@ -31,8 +31,7 @@ def main(module: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], roun
     module.update(kernels)
     sizes: dict[str, int] = dict(module["SIZES"])
     described = (*module["INPUTS"], *module["KERNELS"].values())
-    devices = {d[-1] for d in described if not isinstance(d, str)}
-    gpus = sorted(d for d in devices if d.startswith("cuda"))
+    gpus = sorted({d[-1] for d in described if not isinstance(d, str) and d[-1][:4] == "cuda"})
     times: list[float] = []
     for _ in range(rounds):
         args = [argument(i, sizes) for i in module["INPUTS"]]
@@ -63,8 +62,7 @@ def random_tensor(
 
     Floats are uniform in 0..1; integers are 0 or 1, so that they are legal indices.
     """
-    dims = tuple(size_value(s, sizes) for s in shape)
-    steps = tuple(size_value(s, sizes) for s in stride)
+    dims, steps = (tuple(size_value(s, sizes) for s in x) for x in (shape, stride))
     t = torch.empty_strided(dims, steps, dtype=BY_NAME[dtype].torch, device=device)
     storage = torch.as_strided(t, (t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
     if t.is_floating_point() or t.is_complex():

@@ -27,7 +27,7 @@ from lenz.plan.build import build
 from lenz.plan.graphs import GRAPH, Graphed, Replay, Uncaptured, graphed
 from lenz.plan.native import native
 from lenz.plan.native_frame import TorchLayout
-from lenz.plan.native_link import declared
+from lenz.plan.native_link import callees
 from lenz.plan.python import source
 from lenz.schedule import schedule
 from lenz.sym import Var, sym
@@ -35,7 +35,7 @@ from tests.cuda import Fake, cuda_programs
 from tests.gpu_oracle import gpu_context as context
 
 LAYOUT = TorchLayout(
-    16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0,
+    16, 8, 0, {"cpu": 0, "cuda": 1}, 0, 0, 0,
     lambda op: getattr(op_of(op), "_schema", None), lambda name: False,
 )  # fmt: skip
 
@@ -203,7 +203,7 @@ def test_the_plan_around_a_graph_is_text_and_native_code() -> None:
         assert read(show(g.plan)) == g.plan
         text = native(g.plan, LAYOUT).text
         assert "@ready" in text and "@replay" in text
-        assert compile_module(declared(text, True))
+        assert compile_module("\n".join([*callees(text, True).values(), text]))
 
 
 def test_memory_of_results_is_not_that_of_the_graph() -> None:

@@ -190,7 +190,7 @@ def test_threads() -> None:
 def test_a_plain_tensor_is_told_from_others() -> None:
     found = places()
     assert found is not None
-    _, _, mask, plain, negative, _ = found
+    _, _, mask, plain, negative, _, bare = found
     x = randn(2, 2)
 
     def keys(t: Tensor) -> int:
@@ -200,6 +200,18 @@ def test_a_plain_tensor_is_told_from_others() -> None:
     for other in (torch._neg_view(x), x.to("meta"), x.to_sparse(), x.to(torch.complex64).conj()):
         assert keys(other) != plain
     assert keys(torch._neg_view(x)) & negative
+    assert keys(x.to(torch.complex64).conj()) & bare == plain & bare, "it is dense too"
+    zeros = torch._efficientzerotensor((2, 2))
+    for other in (x.to("meta"), x.to_sparse(), x.to_mkldnn(), zeros):
+        assert keys(other) & bare != plain & bare
+
+
+def test_a_gradient_without_memory() -> None:
+    """Only an eager op reads it, so that nothing else about it is checked."""
+    w = randn(3, 4, requires_grad=True)
+    y = compiled(lambda x, w: x @ w)(randn(2, 3), w)
+    (got,) = torch.autograd.grad(y, w, torch._efficientzerotensor(y.shape))
+    torch.testing.assert_close(got, torch.zeros(3, 4))
 
 
 def called_from_python(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:

@@ -43,7 +43,7 @@ def frame(kind: str, known: dict[str, list[str]], dtype: DType = F32) -> Frame:
         _, name, overload = op.split(".")
         return getattr(getattr(torch.ops.aten, name), overload)._schema
 
-    f = Frame(TorchLayout(16, 8, 0, {}, 0, 0, schema, known.__contains__))
+    f = Frame(TorchLayout(16, 8, 0, {}, 0, 0, 0, schema, known.__contains__))
     place = "cpu" if kind == "cpu" else "cuda:0"
     layout = Strides((sym(4),), (sym(1),))
     f.types["x"] = TensorType(dtype, place, layout)
