@@ -211,8 +211,7 @@ class Record:
             rows = [(ctypes.addressof(c.nodes[n].values) + 8 * k, d, n) for n, k, d in uses]
             places += [0, self.row([x for row in rows for x in row]), len(rows)]
         nodes = [x for n in c.nodes for x in (n.handle, ctypes.addressof(n.parameters), 0)]
-        kept = [x for pair in c.owners for x in pair]
-        pairs = [x for pair in pinned for x in pair]
+        kept, pairs = ([x for pair in y for x in pair] for y in (c.owners, pinned))
         words = [
             c.exec, stream, self.row(pairs), len(pinned), 0, 0, 0,
             self.row(kept), len(c.owners), 0, self.row(places), len(order),

@@ -40,7 +40,8 @@ def places() -> tuple[int, int, int, int, int, int, int] | None:
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
     behind = object.__basicsize__
-    kinds = _kinds()
+    with torch.inference_mode(False), torch.device("cpu"):
+        kinds = _kinds()
     found = set(range(0, 8 * WORDS, 8))
     for t in kinds:
         start = _word(id(t) + behind)

@@ -206,6 +206,11 @@ def test_a_plain_tensor_is_told_from_others() -> None:
         assert keys(other) & bare != plain & bare
 
 
+def test_the_layout_is_found_under_any_default() -> None:
+    with torch.device("meta"), torch.inference_mode():
+        assert places.__wrapped__() == places()
+
+
 def test_a_gradient_without_memory() -> None:
     """Only an eager op reads it, so that nothing else about it is checked."""
     w = randn(3, 4, requires_grad=True)
