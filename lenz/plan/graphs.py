@@ -208,6 +208,9 @@ def _settled(
         if any(moving.count(roots.get(n, n)) > 1 for n in copied):
             raise Uncaptured("an operand copied into a graph has two names")
         back = frozenset(n for n in copied if n in reads and n not in last)
+        given = [p.tensors[n].type.layout for n in sorted(back) if n in p.tensors]
+        if any(x.numel is not x.storage for x in given):  # another argument may be in the gaps
+            raise Uncaptured("an argument that is copied into a graph and back has gaps")
         pins = tuple(n for n in r.reads if n in pinned)
         rest = tuple(n for n in r.reads if n in fixed)
         found.append(replace(r, reads=reads, pinned=pins, fixed=rest, copied=copied, mutated=back))

@@ -135,6 +135,25 @@ def test_a_result_in_reused_memory_where_capturing_fails(
     assert "1 without a graph because capturing it failed" in r.told
 
 
+def test_an_argument_in_the_gaps_of_another(
+    made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of both alternate in memory: no copy back into one may reach the other's."""
+    cut(monkeypatch, 0, calls=False)
+
+    def fn(x: Tensor, y: Tensor) -> None:
+        y.add_(1)
+        x.add_(x @ x)
+
+    run, mine, theirs = compiled(fn), randn(4, 8), torch.empty(4, 8)
+    for _ in range(3):
+        theirs.copy_(mine)
+        run(mine[:, :4], mine[:, 4:])
+        fn(theirs[:, :4], theirs[:, 4:])
+        torch.testing.assert_close(mine, theirs)
+    assert "gaps" in made[0].why
+
+
 def test_an_op_that_fails_in_a_capture_is_left_outside(
     made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
