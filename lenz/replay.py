@@ -201,7 +201,7 @@ class Replayed:
             if is_full:  # asked before all else: such a call should cost nothing
                 return self.plain(args)
             key = sizes, self.starts(args)
-        except (AssertionError, AttributeError, IndexError, TypeError, ValueError):
+        except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return self.plain(args)  # the plan raises an error or runs a fallback
         with self.lock:
             known, trial = tuple(self.made.get(key, ())), self.trials.get(key)
@@ -459,11 +459,9 @@ def takes(p: ir.Plan, args: Sequence[Any]) -> bool:
             continue
         t = i.type
         shape, stride = (tuple([evaluate(x, sizes) for x in y]) for y in (t.shape, t.layout.stride))
-        try:
-            executor.check(a, shape, stride)
-        except (AssertionError, TypeError):
+        if not executor.is_laid_out(a, shape, stride) or not executor.holds_elements(a):
             return False
-        is_plain = type(a) in (torch.Tensor, torch.nn.Parameter) and not (a.is_neg() or a.is_conj())
+        is_plain = type(a) in (torch.Tensor, torch.nn.Parameter) and not a.is_conj()
         here = i.anywhere or a.device == torch.device(t.device)
         far = i.name in p.aligned and a.data_ptr() & 15
         if not is_plain or not here or far or a.dtype is not t.dtype.torch:

@@ -121,7 +121,7 @@ class _Writer:
         self.gpus = tuple(dict.fromkeys(current))
         self.current = self.gpus[0] if self.gpus else -1
         # Names used by the module itself; a buffer with such a name gets another.
-        self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "ok", "_", "watch"}
+        self.taken = {"torch", "device", "rt", "args", "call", "run", "before", "_", "watch"}
         # Sizes use `min` and `max`, which may be names of buffers too.
         self.taken |= {*dir(builtins), *keyword.kwlist}
         self.taken |= {"otherwise", *(f"stream{n}" for n in self.gpus), *own_names(p)}
@@ -206,12 +206,7 @@ class _Writer:
         )
         slow = f"{names}, = rt.laid" if any(i.laid for i in tensors) else "rt.refuse"
         return [
-            "try:",
-            *(f"    rt.check({self.var(i.name)}, {_layout(i.type)})" for i in tensors),
-            f"    ok = {' and '.join(test for i in tensors for test in _tests(self, i))}",
-            "except (AssertionError, AttributeError, RuntimeError, TypeError):",
-            "    ok = False",
-            "if not ok:",
+            f"if not ({' and '.join(test for i in tensors for test in _tests(self, i))}):",
             f"    {slow}(({names},), ({wanted},))",
         ]
 
@@ -344,9 +339,12 @@ def _name(text: str) -> str:
 
 
 def _tests(w: _Writer, i: ir.Input) -> list[str]:
-    """Conditions on an argument other than its sizes and strides."""
+    """Conditions on an argument."""
     name = w.var(i.name)
-    found = [f"{name}.dtype is {w.dtype(i.type.dtype)}"]
+    found = [
+        f"rt.is_laid_out({name}, {_layout(i.type)})",
+        f"{name}.dtype is {w.dtype(i.type.dtype)}",
+    ]
     if not i.anywhere:
         found.append(f"{name}.{_place(i.type.device)}")
     # A hook on saved tensors, or the caller's gradient, may be any tensor.

@@ -94,13 +94,9 @@ def assert_tensor(
 
     A `signed` one must not have the negative bit. Strides of dimensions of size 1 are free.
     """
-    try:
-        executor.check(t, size, stride)
-        if t.dtype is dtype and device in ("", str(t.device)) and not (signed and t.is_neg()):
-            return
-    except (AssertionError, AttributeError, TypeError):
-        pass  # other sizes, or no tensor: `refuse` says what it is
-    executor.refuse((t,), ((name, size, stride, dtype, device),))
+    is_right = executor.is_laid_out(t, size, stride) and not (signed and t.is_neg())
+    if not is_right or t.dtype is not dtype or device not in ("", str(t.device)):
+        executor.refuse((t,), ((name, size, stride, dtype, device),))
 
 
 @has_side_effect

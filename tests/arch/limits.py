@@ -157,7 +157,7 @@ TORCH_PRIVATE = {
         "torch._guards.TracingContext": "the conditions of the graph that is being compiled",
     },
     "runtime/executor.py": {
-        "torch._C._dynamo.guards": "checks a tensor, and allocates one, in a tenth of the time",
+        "torch._C._dynamo.guards": "allocates a tensor in a tenth of the time",
         "torch._C.DispatchKey": "finds a higher-order op's function 30 us faster",
         "torch._C._AutoDispatchBelowAutograd": "what operators that call bodies use themselves",
         "torch._C._cuda_exchangeDevice": "0.1 us, where the public context manager takes 2 us",

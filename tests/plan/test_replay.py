@@ -154,6 +154,21 @@ def test_an_argument_in_the_gaps_of_another(
     assert "gaps" in made[0].why
 
 
+def test_saved_tensors_that_have_no_address(
+    made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sparse tensors from hooks: no graph takes them, and the plan makes them dense."""
+    cut(monkeypatch, 0, calls=False)
+    w = randn(8, 8, requires_grad=True)
+    fn = lambda x, w: (x @ w).exp() @ w
+    run, x = compiled(fn), randn(8, 8)
+    (want,) = torch.autograd.grad(fn(x, w).sum(), w)
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, Tensor.to_sparse):
+            y = run(x, w)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), w), (want,))
+
+
 def test_an_op_that_fails_in_a_capture_is_left_outside(
     made: list[replay.Replayed], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
@@ -73,3 +75,34 @@ def test_kernels_read_no_memory_that_does_not_hold_the_elements(native: bool) ->
     x = torch.arange(6.0).view(2, 3)
     run = torch.compile(f, backend="lenz", options={"native": native, "cache": False})
     torch.testing.assert_close(run(x), (-2 * x, torch.ones(2, 3)))
+
+
+def test_what_has_other_sizes_or_no_strides_does_not_fit() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    assert executor.is_laid_out(x, (2, 3), (3, 1)) and executor.is_laid_out(x[:1], (1, 3), (7, 1))
+    assert not executor.is_laid_out(x.t(), (3, 2), (2, 1)) and not executor.is_laid_out(
+        x, (3, 3), (3, 1)
+    )
+    assert not executor.is_laid_out(x, (1 << 64, 3), (3, 1)) and not executor.is_laid_out(
+        None, (2, 3), (3, 1)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls these beta
+        sparse = [x.to_sparse(), x.to_sparse_csr(), x.to_mkldnn()]
+    for t in sparse:
+        assert not executor.is_laid_out(t, (2, 3), (3, 1))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_hooks_may_give_sparse_tensors(native: bool) -> None:
+    """Those in compressed rows have no strides to compare."""
+    w = torch.randn(3, 4, requires_grad=True)
+    run = torch.compile(torch.mm, backend="lenz", options={"native": native, "cache": False})
+    with (
+        warnings.catch_warnings(),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: t, torch.Tensor.to_sparse_csr),
+    ):
+        warnings.simplefilter("ignore")
+        x = torch.randn(2, 3)
+        (got,) = torch.autograd.grad(run(x, w).sum(), w)
+    torch.testing.assert_close(got, x.sum(0)[:, None].expand(3, 4))
