@@ -8,6 +8,7 @@ object.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -48,8 +49,13 @@ def _heads(gpu: bool) -> Mapping[str, str]:
 
 @cache
 def begun(gpu: bool, store: Store | None) -> Future[Library]:
-    """The helpers, which a thread links: it may begin before a plan needs them."""
-    return in_thread(_linked, gpu, store)
+    """The helpers, which a thread links: it may begin before a plan needs them.
+
+    A fork would have no such thread, and LLVM's lock for good. So it waits for the end.
+    """
+    library = in_thread(_linked, gpu, store)
+    getattr(os, "register_at_fork", lambda **_: None)(before=library.exception)  # not on Windows
+    return library
 
 
 def _linked(gpu: bool, store: Store | None) -> Library:

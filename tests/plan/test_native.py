@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lenz import loading
 from lenz.ir.dtype import DTYPES
+from lenz.plan import native_link
 from lenz.plan.native import native
 from lenz.plan.native_frame import NotNative
 from lenz.plan.python import source
@@ -423,3 +425,18 @@ def test_a_size_that_is_an_argument_twice_has_one_place(monkeypatch: pytest.Monk
     (places,) = re.findall(r"%n = alloca \[(\d+) x i64\]", text)
     used = re.findall(r"getelementptr i64, ptr %n, i64 (\d+)", text)
     assert used and max(map(int, used)) < int(places)
+
+
+def test_a_fork_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork would wait for good for a thread that it lacks."""
+
+    def slow(gpu: bool, store: object) -> str:
+        time.sleep(0.2)
+        return "library"
+
+    monkeypatch.setattr(native_link, "_linked", slow)
+    library = native_link.begun.__wrapped__(False, None)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if library.done() else 1)
+    assert os.waitpid(child, 0)[1] == 0
