@@ -86,8 +86,7 @@ def simplify_mask(n: Node, known: KnownValues, kinds: dict[int, MaskKind]) -> No
     if mask is None:
         return
     kind = kinds.get(id(mask)) or kinds.setdefault(id(mask), kind_of_mask(mask))
-    scores = (*q.shape[:-1], k.shape[-2])
-    pairs = zip(reversed(fake.shape), reversed(scores), strict=False)
+    pairs = zip(reversed(fake.shape), reversed((*q.shape[:-1], k.shape[-2])), strict=False)
     # A mask of more batches gives a result of more batches.
     fits = fake.dim() <= q.dim() and all(is_same_size(m, 1) or is_same_size(m, s) for m, s in pairs)
     is_square = all(is_same_size(x.shape[-2], fake.shape[-1]) for x in (q, k))

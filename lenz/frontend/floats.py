@@ -128,8 +128,7 @@ def may_drop(gm: GraphModule) -> bool:
 def float_arguments(gm: GraphModule) -> dict[int, Node]:
     """The `item()` of each argument of Dynamo's graph that is only a float, by its place."""
     others = {"", *tensor_symbols()}
-    places = enumerate(gm.graph.find_nodes(op="placeholder"))
-    found = {k: list(n.users) for k, n in places}
+    found = {k: list(n.users) for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
     return {k: u[0] for k, u in found.items() if u and others.isdisjoint(map(float_symbol, u))}
 
 

@@ -5,7 +5,7 @@
 An element depends only on comparisons of its positions i, j, ... with each other and with sums of
 the constants, which are at most STEPS.  A larger gap between two positions, or before the first,
 may shrink to STEPS + 1 without changing a comparison.  So every combination occurs below SIDE, for
-up to four positions.
+up to four positions.  No size may be less: `arange(s0 // 8) < 5` is all true for s0 = SIDE.
 """
 
 from __future__ import annotations
@@ -31,11 +31,16 @@ BITWISE = ("and_", "or_", "xor", "invert")
 
 
 def number(size: int | torch.SymInt) -> int:
-    """Return a size, with SIDE in place of each symbol."""
+    """Return a size, with 2 SIDE in place of each symbol.
+
+    Raises ValueError if it is less than SIDE: a smaller tensor does not show its pattern.
+    """
     if isinstance(size, int):
         return size
     expr = size.node.expr
-    return int(expr.subs(dict.fromkeys(expr.free_symbols, SIDE)))
+    if (found := int(expr.subs(dict.fromkeys(expr.free_symbols, 2 * SIDE)))) < SIDE:
+        raise ValueError(f"a size of {found} is too small to show a pattern")
+    return found
 
 
 def follow_pattern(nodes: Sequence[Node]) -> bool:

@@ -211,6 +211,31 @@ def test_masks_of_symbolic_sizes(mask: Callable[[Any], Tensor], want: str) -> No
         torch.testing.assert_close(compiled(*args), f(*args))
 
 
+@pytest.mark.parametrize("part", (lambda n: n // 8, lambda n: n - 70, lambda n: n % 37 + 1))
+def test_a_mask_of_part_of_a_size_is_not_judged_by_a_few_elements(part: Any) -> None:
+    """`arange(s0 // 8) < 4` was all true for the size in place of s0, and so was dropped."""
+
+    def f(x: Tensor) -> Tensor:
+        q = x[..., : part(x.shape[2]), :]
+        n = q.shape[2]
+        return sdpa(q, q, q, attn_mask=(torch.arange(n) < 4).expand(n, n))
+
+    compiled = torch.compile(f, backend="lenz", dynamic=True)
+    for size in (100, 105):
+        x = torch.randn(1, 2, size, 8)
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_a_mask_of_a_shorter_sequence_is_still_known() -> None:
+    def f(x: Tensor) -> Tensor:
+        q = x[:, :, :-1]
+        return sdpa(q, q, q, attn_mask=torch.ones(q.shape[2], q.shape[2]).tril().bool())
+
+    gm = traced(f, torch.randn(1, 2, L, 8), dynamic=True)
+    fuse_attention(gm)
+    assert calls(gm)[0].kwargs["is_causal"]
+
+
 def test_a_mask_of_plain_shape_may_follow_a_symbolic_size() -> None:
     def f(x: Tensor) -> Tensor:
         q = x[None, :3, :3]
