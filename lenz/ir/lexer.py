@@ -28,7 +28,7 @@ _TOKEN = re.compile(
       | (?P<int>\d{1,400}(?!\d))
       | (?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<end>\Z)
-      | (?P<other>.))""",
+      | (?P<other>[\s\S]+))""",
     re.VERBOSE,
 )
 END = "end of text"
@@ -67,7 +67,7 @@ class Cursor:
             self.words.pop()
         if "other" in self._kinds:
             self.jump(self._kinds.index("other"))
-            raise self.error(f"{self.text!r} is not part of the text form")
+            raise self.error(f"{self.text[0]!r} is not part of the text form")
         self.jump(0)
 
     def jump(self, place: int) -> None:

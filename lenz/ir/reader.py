@@ -23,13 +23,13 @@ def read(text: str) -> Graph | Kernel | Plan | Schedule:
     """The object of a text; raises ReadError with line, column and the line itself."""
     c = Cursor(text)
     word = choice_of(c, ("graph", "kernel", "plan", "schedule"), "what this is")
-    x: Graph | Kernel | Plan | Schedule
     if word == "kernel":
         c.jump(0)
-        x = FORMS[Kernel].read(c, Scope())
-    else:
-        of: Any = {"graph": _graph, "plan": _plan, "schedule": _schedule}[word]
-        x = of(c, Scope())
+    of: Any = {"graph": _graph, "plan": _plan, "schedule": _schedule}.get(word, FORMS[Kernel].read)
+    try:
+        x: Graph | Kernel | Plan | Schedule = of(c, Scope())
+    except (RecursionError, ZeroDivisionError) as e:
+        raise c.error("an index is nested too deeply, or divides by zero") from e
     if c.kind != "end":
         c.fail("the end of the text")
     return x
@@ -54,8 +54,7 @@ def _graph(c: Cursor, s: Scope) -> Graph:
         raise c.error("`return` beside buffers that are marked `out`", places["outputs"])
     made.setdefault("outputs", tuple([Ref(name) for name in s.outputs]))
     ranges = made.pop("env.ranges", tuple(sorted(sizes, key=lambda v: v.name)))
-    env = SymEnv(ranges, made.pop("env.hints"), made.pop("env.most"))
-    return Graph(name, env=env, **made)
+    return Graph(name, env=SymEnv(ranges, made.pop("env.hints"), made.pop("env.most")), **made)
 
 
 def _plan(c: Cursor, s: Scope) -> Plan:

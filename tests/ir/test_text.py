@@ -230,6 +230,17 @@ def test_too_deep_a_text_is_an_error() -> None:
     text = "neg(" * 5000 + "1.0:f32" + ")" * 5000
     with pytest.raises(ReadError, match="nested too deeply"):
         read_expr(text)
+    graph = "graph @g() { in %x : f32[4] out %y = f32[4] : map (i: 4) { load(%x, [I]) } }"
+    for index in ("(" * 5000 + "i" + ")" * 5000, "-" * 5000 + "i", "i % 0", "i // 0"):
+        with pytest.raises(ReadError, match="nested too deeply, or divides by zero"):
+            read(graph.replace("I", index))
+
+
+def test_a_text_that_is_none_is_refused_in_linear_time() -> None:
+    """Each digit was read to the end of the number: hours for a few megabytes."""
+    for text in ("9" * 3_000_000, '\\"' * 500_000):
+        with pytest.raises(ReadError, match="is not part of the text form"):
+            read(text)
 
 
 def test_every_cut_of_a_text_is_an_error() -> None:
