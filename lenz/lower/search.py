@@ -10,7 +10,7 @@ from lenz.ir.expr import Expr, const
 from lenz.lower.builder import Decline, Fn, GraphBuilder, Index, Update, Value
 from lenz.lower.dims import reduce_over
 from lenz.lower.index import checked, computed
-from lenz.lower.operand import Operand, number, promote
+from lenz.lower.operand import Operand, element, promote
 from lenz.lower.reduce import full_rows
 from lenz.lower.registry import lowering
 from lenz.machines import runs_programs
@@ -50,7 +50,7 @@ def searchsorted(
         raise Decline("a sequence of unknown length")
     if size is ZERO:
         return b.map(lambda i: const(0, b.result.dtype))
-    t = compute_dtype(promote((sequence, x)))
+    common = promote((sequence, x))  # half types too: eager converts both to it
 
     def fn(i: Index) -> Expr:
         row = i[: sequence.rank - 1] if sequence.rank > 1 else ()
@@ -59,10 +59,11 @@ def searchsorted(
             if sorter is not None:
                 k = sorter.at((*row, computed(0, size)), (k,))
                 k = checked(k, size, fault="assert_in_bounds")
-            return ops.cast(sequence.at((*row, computed(0, size)), (k,)), t)
+            e = ops.cast(sequence.at((*row, computed(0, size)), (k,)), common)
+            return ops.cast(e, compute_dtype(common))
 
-        e = ops.cast(x.at(i), t) if isinstance(x, Value) else number(x, t)
-        return ops.cast(_bisected(size.value, at, e, right or side == "right"), b.result.dtype)
+        found = _bisected(size.value, at, element(x, i, common), right or side == "right")
+        return ops.cast(found, b.result.dtype)
 
     return b.map(fn)
 

@@ -293,8 +293,7 @@ def split(b: GraphBuilder, x: Value, sizes: object, dim: int = 0) -> tuple[Value
     d = wrapped(dim, x.rank)
     part = lambda first, type: b.view(x, lambda i: (*i[:d], first + i[d], *i[d + 1 :]), type)
     types = [t for t in b.results if t is not None]
-    starts = accumulate((t.shape[d] for t in types), initial=ZERO)
-    return tuple(map(part, starts, types))
+    return tuple(map(part, accumulate((t.shape[d] for t in types), initial=ZERO), types))
 
 
 @lowering("unbind.int", any_dtype=True)

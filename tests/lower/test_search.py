@@ -32,6 +32,14 @@ def test_of_other_types_out_of_order_and_dynamic() -> None:
     check(lambda x, e: torch.searchsorted(e, x) + 1, X, EDGES, dynamic=True, native=False)
 
 
+def test_what_is_compared_with_halves_is_rounded_to_them() -> None:
+    """0.1 lies above the nearest half, and 257 is 256 in bf16."""
+    edges = torch.tensor([0.0, 0.1, 0.2]).half()
+    check(lambda e: (torch.searchsorted(e, 0.1), torch.searchsorted(e, 0.1, right=True)), edges)
+    check(lambda e: torch.bucketize(torch.tensor(0.1), e), edges)
+    check(torch.bucketize, torch.tensor([255, 256, 257]), torch.tensor([256, 258]).bfloat16())
+
+
 @pytest.mark.parametrize("side", ("left", "right"))
 def test_searchsorted_rows(side: str) -> None:
     rows = torch.stack([EDGES, EDGES * 2, EDGES - 1])
