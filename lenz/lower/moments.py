@@ -111,8 +111,7 @@ def _of_chunks(
 
     def wide(i: Index, at: Index) -> Expr:
         p = c.place(i, at)
-        exact = ops.cast(centre(p), F64) + ops.cast(shift(p), F64)
-        return exact * ops.cast(c.number(p), F64)
+        return (ops.cast(centre(p), F64) + ops.cast(shift(p), F64)) * ops.cast(c.number(p), F64)
 
     def spread(i: Index, at: Index) -> Expr:
         p = c.place(i, at)

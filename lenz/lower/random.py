@@ -23,7 +23,7 @@ from lenz.lower.registry import lowering
 from lenz.lower.sort import first_keys, keys_for
 from lenz.machines import runs_programs
 from lenz.ops.random import below
-from lenz.sym import ONE, ZERO, Sym, flatten, sym
+from lenz.sym import ONE, ZERO, Sym, flatten, prove_le, sym
 
 SEED = "lenz.seed"
 REFUSED = "parameters that eager rejects, with its own error"
@@ -124,8 +124,7 @@ def normal(
         raise Decline(REFUSED)
 
     def fn(s: Drawn, i: Index, t: DType) -> Expr:
-        z = ops.normal(*s, compute_dtype(t))
-        return z * _given(std, i, t) + element(mean, i, t)
+        return ops.normal(*s, compute_dtype(t)) * _given(std, i, t) + element(mean, i, t)
 
     return _draw(b, generator, fn)
 
@@ -244,6 +243,8 @@ def multinomial(
         raise Decline("draws with replacement, which eager finds in running sums")
     d, t = p.rank - 1, compute_dtype(p.dtype)
     keys = keys_for(t, p.shape[d], True, p.device, 1 << 24 if count == 1 else None)
+    if not prove_le(count, p.shape[d]):
+        raise Decline("more draws than there are positions, perhaps")
     source = seeded(b, b.temp(p.shape, I64))
 
     def key(i: Index) -> Expr:

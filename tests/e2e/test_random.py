@@ -226,6 +226,8 @@ def test_multinomial_draws_no_place_twice_and_refuses_what_eager_refuses() -> No
             with pytest.raises(RuntimeError, match="probability"):
                 run(torch.tensor(bad))
         assert run(torch.rand(3, 40).half()).dtype is torch.int64
+    with pytest.raises(RuntimeError, match="cannot sample n_sample"):
+        through(lambda p: torch.multinomial(p, 9))(chances)
 
 
 @pytest.mark.diagonal(2)
