@@ -163,8 +163,7 @@ def native_group_norm(
     s = group_of(x.shape, C, group)
     shifted = lambda e, i: scaled(e, weight, bias, (i[1],))
     sets, per = Sets(x, s.rows, s.over, s.join), lambda v: s.per_channel(b, x, v)
-    by_channel = s.is_beside(b, x) and sets.dtype is not F64
-    return _normalised(b, sets, eps, per, shifted, by_channel)
+    return _normalised(b, sets, eps, per, shifted, s.is_beside(b, x) and sets.dtype is not F64)
 
 
 @dataclass(frozen=True, slots=True)

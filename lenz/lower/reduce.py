@@ -152,7 +152,7 @@ _enter_truth("all")
 def spread(
     b: GraphBuilder, x: Value, dim: Dim, lost: Scalar, keepdim: bool, root: bool, with_mean: bool
 ) -> Value | tuple[Value, Value]:
-    """Variance (or its root) of each row, and the mean if asked for.
+    """Variance (or its root) of each row, and the mean if asked for; NaN for no elements.
 
     Two passes: sum((x - mean)^2) / max(n - lost, 0), which stays accurate if the mean is
     large relative to the deviation; on CPUs in f64, as in eager. On GPUs long rows are read once.
@@ -165,7 +165,7 @@ def spread(
     mean_type = b.temp(shape, acc) if second is None else replace(second, dtype=acc)
 
     def finish(a: Expr) -> Expr:
-        v = a / ops.maximum(n - lost, 0)
+        v = a / ops.where(ops.eq(n, 0), 0, ops.maximum(n - lost, 0))
         return ops.sqrt(v) if root else v
 
     sets = Sets(x, shape, s.over, lambda i, r: s.join(s.row(i) if keepdim else i, r))

@@ -82,6 +82,7 @@ def test_variance_of_few_and_none() -> None:
         check(lambda x: x.var(1, correction=correction), x)
     check(lambda x: x.var(1, correction=5), torch.randn(3, 4))
     check(lambda x: torch.var_mean(x, 1), torch.randn(3, 0))
+    check(lambda x: torch.std_mean(x, 1, correction=-2), torch.randn(3, 0))
     check(lambda x: x.var(), torch.randn(()))
     check(lambda x: x.std(1), torch.tensor([[1.0, math.inf], [math.nan, 1.0], [2.0, 2.0]]))
 
