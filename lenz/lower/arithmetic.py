@@ -239,11 +239,10 @@ lowering("special_xlog1py")(lambda b, x, y: _xlog(b, x, y, ops.log1p))
 @elementwise("logaddexp", tensors=2)
 def logaddexp(e: Expr, f: Expr, base: float = math.e) -> Expr:
     """max + log(1 + exp(min - max)); equal infinities stay."""
-    same = ops.isinf(e) & ops.eq(e, f)
     gap = -abs(e - f)
     rest = ops.log1p(ops.exp(gap) if base == math.e else ops.exp2(gap))
     rest = rest if base == math.e else rest * (1.0 / math.log(base))
-    return ops.where(same, e, ops.maximum(e, f) + rest)
+    return ops.where(ops.isinf(e) & ops.eq(e, f), e, ops.maximum(e, f) + rest)
 
 
 elementwise("logaddexp2", tensors=2)(lambda e, f: logaddexp(e, f, 2.0))

@@ -46,8 +46,7 @@ def bags_of(b: GraphBuilder, offsets: Value, count: Sym) -> Value:
         at = checked(offsets.at(i), count + 1, fault="assert_in_bounds")
         return (computed(0, count + 1),), (at,), const(1, I64)
 
-    marks = b.scatter("add", const(0, I64), offsets.shape, mark, row)
-    numbers = b.scan("sum", 0, marks.at, row)
+    numbers = b.scan("sum", 0, b.scatter("add", const(0, I64), offsets.shape, mark, row).at, row)
     return b.map(lambda i: numbers.at(i) - 1, b.temp((count,), I64))
 
 

@@ -102,8 +102,7 @@ def at_positions(x: Value, given: Mapping[int, Value], i: Index) -> Place:
     """The place in x of element i of x[given], with positions by dimension, and its operands."""
     dims = list(given)
     rank = max(v.rank for v in given.values())
-    adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
-    first = dims[0] if adjacent else 0
+    first = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
     shared = i[first : first + rank]
     rest = iter((*i[:first], *i[first + rank :]))
     where: list[Sym] = []

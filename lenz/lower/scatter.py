@@ -138,6 +138,8 @@ def _put_masked(
     The values broadcast to a shape with one dimension in place of the mask's.
     """
     behind = x.rank - d - mask.rank
+    if mask.shape != x.shape[d : d + mask.rank]:
+        raise Decline("a mask of other sizes, perhaps, which eager rejects")
     if values.rank > behind and values.shape[values.rank - behind - 1] is not ONE:
         raise Decline("a mask as index: the place of each value depends on the whole mask")
 
@@ -242,6 +244,8 @@ def index_reduce(
     include_self: bool = True,
 ) -> Value:
     """Slices of x combined with slices of source by prod, mean, amax or amin."""
+    if reduce not in ("prod", "mean", "amax", "amin"):
+        raise Decline("a reduction that eager rejects")
     slices = _slices(x, dim, index, lambda i: source.at(i[: source.rank]))
     return _combined(b, x, slices, reduce, include_self)
 
@@ -250,6 +254,8 @@ def index_reduce(
 def put(b: GraphBuilder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     """Elements written by their row-major position; negative ones count from the end."""
     check_places(x, index, range(x.rank))
+    if index.dtype is not I64:
+        raise Decline("positions of a type that eager rejects")
     count = product(x.shape)
 
     def place(i: Index) -> Place:

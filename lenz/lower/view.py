@@ -113,8 +113,7 @@ def unsqueeze(b: GraphBuilder, x: Value, dim: int) -> Value:
 def squeeze(b: GraphBuilder, x: Value, dim: int | Sequence[int] | None = None) -> Value:
     """Without size-1 dimensions: all, one, or some of them."""
     chosen = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    dims = [wrapped(d, x.rank) for d in chosen if x.rank]
-    dropped = [d for d in dims if x.shape[d] is ONE]
+    dropped = [d for d in (wrapped(d, x.rank) for d in chosen if x.rank) if x.shape[d] is ONE]
     if x.rank - len(dropped) != b.result.rank:
         raise Decline("a size is 1 only by a fact about its symbols")
 

@@ -272,11 +272,13 @@ class _Walk:
         except Decline as e:
             why: str | None = str(e)
         except TypeError:
-            # A few lowerings need the number itself, not float(s0) of a size argument.
-            if odd is None and not any(isinstance(a, Sym) for a in (*args, *kwargs.values())):
+            # A few lowerings need the number itself, not float(s0) of a size argument. A complex
+            # one is no number of a real type: eager has an error for it.
+            given = (*args, *kwargs.values())
+            if odd is None and not any(isinstance(a, (Sym, complex)) for a in given):
                 raise
             # In some cases it computes with elements after all.
-            why = "a scalar that is a symbolic size" if odd is None else f"dtype {odd}"
+            why = "a scalar that is complex or a size" if odd is None else f"dtype {odd}"
         else:
             new = self.b.nodes[before:]
             why = _unfit(new, entry.any_dtype)

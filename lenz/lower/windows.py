@@ -101,10 +101,9 @@ class Windows:
 
     def holders(self, h: Index) -> list[tuple[Index, Expr]]:
         """The windows that may contain a position, each with the condition that it does."""
-        along = [self.holders_along(d, v) for d, v in enumerate(h)]
         return [
             (tuple(o for o, _ in chosen), reduce(ops.and_, [there for _, there in chosen]))
-            for chosen in itertools.product(*along)
+            for chosen in itertools.product(*(self.holders_along(d, v) for d, v in enumerate(h)))
         ]
 
 

@@ -67,6 +67,9 @@ OVERFLOWS: dict[str, Case] = {
     "pad": (lambda x: F.pad(x, (1, 1), value=300), (BYTES,)),
     "index_fill": (lambda x: x.index_fill(0, tensor([0]), 300), (BYTES,)),
     "scatter 300": (lambda x: x.scatter(0, tensor([0]), 300), (BYTES,)),
+    "fill of 1j": (lambda x: x.clone().fill_(1j), (rand(3),)),
+    "index_fill of 1j": (lambda x: x.index_fill(0, tensor([0]), 1j), (rand(3),)),
+    "addcmul by 1j": (lambda x: torch.addcmul(x, x, x, value=1j), (rand(3),)),  # type: ignore[call-overload]
 }
 SHAPES: dict[str, Case] = {
     "bucketize between rows": (torch.bucketize, (rand(3), rand(2, 2))),
@@ -75,6 +78,21 @@ SHAPES: dict[str, Case] = {
     "slice_scatter": (lambda x, y: x.slice_scatter(y, 0, 0, 2), (rand(3, 3), rand(1, 3))),
     "put of more values": (lambda x, y: x.put(tensor([0]), y), (rand(3), rand(2))),
     "put of fewer values": (lambda x, y: x.put(tensor([0, 1, 2]), y), (rand(3), rand(2))),
+    "put at int32": (lambda x, i: x.put(i, x[:1]), (rand(3), tensor([1]).int())),
+    "a shorter mask": (lambda x, m: x.index_put((m,), x[0]), (rand(3, 4), zeros(2) < 1)),
+    "a longer mask": (lambda x, m: x.index_put((m,), x[0]), (rand(3, 4), zeros(4) < 1)),
+    "a mask of few columns": (
+        lambda x, m: x.index_put((m,), x[0, 0], accumulate=True),
+        (rand(3, 4), zeros(3, 2) < 1),
+    ),
+    "a mask of more dimensions": (
+        lambda x, m: x.index_put((m,), x[0, 0]),
+        (rand(3, 4), zeros(3, 4, 1) < 1),
+    ),
+    "index_reduce by a sum": (
+        lambda x, y: x.index_reduce(0, tensor([0]), y, "sum"),
+        (rand(3, 4), rand(1, 4)),
+    ),
     "addmv": (torch.addmv, (rand(2, 3), rand(3, 3), rand(3))),
     "statistics of rows": (lambda x, m: F.batch_norm(x, m, m), (rand(2, 3), rand(1, 3))),
 }
