@@ -71,8 +71,7 @@ def assumed(values: Sequence[Any], called: Sequence[str], is_alone: bool) -> lis
     places: dict[Any, tuple[Any, Any]] = {}
     env: Any = None
     for k, v in enumerate(values):
-        sizes = enumerate(v.shape) if isinstance(v, torch.Tensor) else [(None, v)]
-        for d, n in sizes:
+        for d, n in enumerate(v.shape) if isinstance(v, torch.Tensor) else [(None, v)]:
             if isinstance(n, torch.SymInt) and hasattr(n.node, "expr"):
                 env = n.node.shape_env
                 (offset, rest), name = n.node.expr.as_coeff_Add(), f"argument {called[k]}"

@@ -170,8 +170,7 @@ def updated_scale(
     grown, less = ((scale.double() * by).to(scale.dtype) for by in (growth, backoff))
     is_due = steps == interval
     kept = torch.where(is_due.view(scale.shape) & torch.isfinite(grown), grown, scale)
-    restarts = is_due | bad.view(tracker.shape)
-    return torch.where(bad, less, kept), torch.where(restarts, 0, steps)
+    return torch.where(bad, less, kept), torch.where(is_due | bad.view(tracker.shape), 0, steps)
 
 
 PARTS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {

@@ -226,6 +226,8 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("add sub rsub", lambda *a, **k: _overflows(*_tensors(a[:2]), *a[2:], **k)),
     ("where", lambda _, *a, **__: _overflows(*a)),
     ("floor_divide remainder fmod div", _vanishes),
+    ("logspace", lambda _, b, n, base=10.0, **__: not statically_known_true(base >= 0)),
+    ("pixel_unshuffle", lambda x, _: 0 in map(hint_of, x.shape)),  # which any view fits
     (LISTS, lambda *a, **k: _overflows(*_pytree.tree_leaves((a, k)))),
     ("randint randint_like", _undrawn),
     ("uniform", lambda x, a=0.0, b=1.0, **_: _outside(torch.finfo(x.dtype), [b - a])),

@@ -78,6 +78,7 @@ SHAPES: dict[str, Case] = {
     "slice_scatter": (lambda x, y: x.slice_scatter(y, 0, 0, 2), (rand(3, 3), rand(1, 3))),
     "put of more values": (lambda x, y: x.put(tensor([0]), y), (rand(3), rand(2))),
     "put of fewer values": (lambda x, y: x.put(tensor([0, 1, 2]), y), (rand(3), rand(2))),
+    "pixel_unshuffle of nothing": (lambda x: F.pixel_unshuffle(x, 3), (rand(0, 1, 4, 3),)),
     "put at int32": (lambda x, i: x.put(i, x[:1]), (rand(3), tensor([1]).int())),
     "a shorter mask": (lambda x, m: x.index_put((m,), x[0]), (rand(3, 4), zeros(2) < 1)),
     "a longer mask": (lambda x, m: x.index_put((m,), x[0]), (rand(3, 4), zeros(4) < 1)),
@@ -135,6 +136,13 @@ VALUES: dict[str, Case] = {
     ),
 }  # fmt: skip
 CASES = {**TYPES, **OVERFLOWS, **SHAPES, **VALUES}
+
+
+def test_logspace_of_a_negative_base_is_eagers() -> None:
+    """torch's decomposition has none: "a bug in lenz", and the whole graph ran in eager."""
+    f = lambda x: x + torch.logspace(0, 2, 3, -2.0)
+    got = torch.compile(f, backend="lenz", options={"on_error": "raise"})(zeros(3))
+    torch.testing.assert_close(got, tensor([1.0, -2.0, 4.0]))
 
 
 def refusal(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> Exception | None:
