@@ -59,7 +59,7 @@ def _other_than(part: Callable[..., Tensor]) -> Refusal:
         try:
             place = part(x, *args, **kwargs)
             return _sizes(place) != _sizes(src) and place.shape != src.shape
-        except (IndexError, RuntimeError):
+        except (IndexError, RuntimeError, ZeroDivisionError):
             return True  # the part does not exist
 
     return rule
@@ -244,6 +244,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("searchsorted", lambda *_, sorter=None, **__: sorter is not None and sorter.dtype != INTS[4]),
     ("gather scatter scatter_add scatter_reduce", _several),
     ("scatter_reduce", lambda x, dim, at, new, how, **_: how == "mean" and of(*BOOL)(x)),
+    (f"{PLACED} cummax cummin", lambda x, dim, *_, **__: _lacks(x, dim)),
     (PLACED, lambda x, _, at, *a, **k: at.dim() > 1 or (not x.dim() and hint_of(at.numel()) != 1)),
     ("index_fill index_copy", lambda x, dim, at, *_, **__: at.dtype is not torch.int64),
     ("index_fill", lambda x, *a, **_: any(t.is_complex() for t in _tensors(a)) > x.is_complex()),

@@ -161,8 +161,7 @@ def _unlimited(
 
 def _divides(factor: Any, product: Any) -> bool:
     """Whether a product of sizes divides another. Its quotients count as what they divide."""
-    is_quotient = lambda e: type(e).__name__ == "FloorDiv"
-    most = factor.replace(is_quotient, lambda e: e.args[0])
+    most = factor.replace(lambda e: type(e).__name__ == "FloorDiv", lambda e: e.args[0])
     return bool((product / most).as_numer_denom()[1] == 1)
 
 

@@ -79,6 +79,13 @@ SHAPES: dict[str, Case] = {
     "put of more values": (lambda x, y: x.put(tensor([0]), y), (rand(3), rand(2))),
     "put of fewer values": (lambda x, y: x.put(tensor([0, 1, 2]), y), (rand(3), rand(2))),
     "pixel_unshuffle of nothing": (lambda x: F.pixel_unshuffle(x, 3), (rand(0, 1, 4, 3),)),
+    "index_select of no dimension": (lambda x, i: x.index_select(5, i), (tensor(0.5), tensor([0]))),
+    "index_reduce of no dimension": (
+        lambda x, i: x.index_reduce(-2, i, x, "prod"),
+        (rand(1), tensor([0])),
+    ),
+    "cummax of no dimension": (lambda x: x.cummax(2).values, (tensor(0.5),)),
+    "slice_scatter of a number": (lambda x: x.slice_scatter(x, 0), (tensor(0.5),)),
     "put at int32": (lambda x, i: x.put(i, x[:1]), (rand(3), tensor([1]).int())),
     "a shorter mask": (lambda x, m: x.index_put((m,), x[0]), (rand(3, 4), zeros(2) < 1)),
     "a longer mask": (lambda x, m: x.index_put((m,), x[0]), (rand(3, 4), zeros(4) < 1)),
