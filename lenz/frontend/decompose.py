@@ -8,8 +8,8 @@ reductions, which fuse.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -47,9 +47,22 @@ def decompositions(native: frozenset[str]) -> dict[torch._ops.OpOverload, Callab
             laid = rule if rule_of(op) is None else laid_as_in_eager(op, rule)
             table[op] = kept_whole(packet, scaled_as_in_eager(op, laid))
     table |= CELLS
+    windows = torch.ops.aten.unfold_backward.default
+    table[windows] = partial(unfold_backward, table[windows])
     table[torch.ops.aten.convolution.default] = convolution
     table[torch.ops.aten.convolution_backward.default] = convolution_backward
     return table
+
+
+def unfold_backward(rule: Any, dy: Tensor, sizes: Sequence[Any], d: int, *window: int) -> Any:
+    """Expand windows that several rows share, as those of `istft` do.
+
+    Otherwise torch's rule (2.13) is an `index_add` for each element of a window.
+    """
+    if dy.dim() == len(sizes) + 1 > 1:
+        d %= len(sizes)
+        dy = dy.expand(*sizes[:d], dy.shape[d], *sizes[d + 1 :], dy.shape[-1])
+    return rule(dy, sizes, d, *window)
 
 
 def convolution(x: Tensor, w: Tensor, b: Tensor | None, *rest: Any) -> Any:

@@ -20,6 +20,7 @@ from lenz.frontend.values import is_same_size, widened
 
 aten = torch.ops.aten
 MEAN, MAX = 1, 2  # modes of bags
+Pair = tuple[Tensor, Tensor]  # a value and its mask, or two gradients
 
 
 def _owners(grad: Tensor, offsets: Tensor, bags: Tensor, count: Any) -> Tensor:
@@ -70,9 +71,7 @@ def bag_weights_backward(
     return total if padding < 0 else torch.where(indices == padding, 0.0, total)
 
 
-def _quantized(
-    x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int
-) -> tuple[Tensor, Tensor]:
+def _quantized(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int) -> Pair:
     """(clamp(round(x / scale) + zero, low, high) - zero) scale, and a mask of unclamped ones."""
     wide = widened(x)
     scale, zero = (v.expand_as(x).to(wide.dtype) for v in (scale, zero))
@@ -83,7 +82,7 @@ def _quantized(
     return ((held - zero) * scale).to(x.dtype), (q >= low) & (q <= high)
 
 
-def per_tensor(x: Tensor, scale: float, zero: int, low: int, high: int) -> tuple[Tensor, Tensor]:
+def per_tensor(x: Tensor, scale: float, zero: int, low: int, high: int) -> Pair:
     """Fake quantization with one scale."""
     a, b = [torch.full((), v, dtype=widened(x).dtype, device=x.device) for v in (scale, zero)]
     return _quantized(x, a, b, low, high)
@@ -91,24 +90,20 @@ def per_tensor(x: Tensor, scale: float, zero: int, low: int, high: int) -> tuple
 
 def per_tensor_of_tensors(
     x: Tensor, scale: Tensor, zero: Tensor, enabled: Tensor, low: int, high: int
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """One scale, in a tensor; the identity if not enabled."""
     on = enabled.flatten()[0] != 0
     value, mask = _quantized(x, scale.flatten()[0], zero.flatten()[0], low, high)
     return torch.where(on, value, x), mask | ~on
 
 
-def per_channel(
-    x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int
-) -> tuple[Tensor, Tensor]:
+def per_channel(x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int) -> Pair:
     """One scale per slice of a dimension."""
     shape = [-1 if d == axis else 1 for d in range(x.dim())]
     return _quantized(x, scale.view(shape), zero.view(shape), low, high)
 
 
-def weight_norm_backward(
-    grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
-) -> tuple[Tensor, Tensor]:
+def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> Pair:
     """Gradients of w = v * g / |v|, |v| over all dimensions but `dim`, with s = sum(dw * v):
 
     dv = g / |v| * (dw - v * s / |v|^2)        dg = s / |v|
@@ -161,7 +156,7 @@ def unscaled(
 
 def updated_scale(
     scale: Tensor, tracker: Tensor, found: Tensor, growth: float, backoff: float, interval: int
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """The scale of the loss and the steps since it changed: smaller after a step that overflowed.
 
     Otherwise it grows after `interval` steps, unless it would be infinite.

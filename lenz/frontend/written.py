@@ -84,9 +84,7 @@ def _are_alike(x: Node, y: Node) -> bool:
 
 def _is_apart(at: Span | None, others: Iterable[Span]) -> bool:
     """Say whether a part is known, and has no element of the others."""
-    return at is not None and all(
-        at[0] == d and (at[2] <= low or high <= at[1]) for d, low, high in others
-    )
+    return at is not None and all(at[0] == d and (at[2] <= a or b <= at[1]) for d, a, b in others)
 
 
 def _read_as_written(n: Node, spans: Spans, old: Mapping[Node, Node], changing: Set[int]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import lenz
 from tests.lower.harness import check
 
 aten = torch.ops.aten
@@ -77,3 +78,17 @@ def test_distances_of_rows_of_one_matrix(p: float) -> None:
                     lambda dy, x: aten._pdist_backward(dy, x, p, aten._pdist_forward(x, p)),
                     dy, x[:rows], dynamic=dynamic,
                 )  # fmt: skip
+
+
+def test_the_windows_of_istft_are_one_scatter() -> None:
+    """All rows share the windows of the envelope; each element of a window was an op."""
+    window = torch.hann_window(64)
+
+    def back(x: torch.Tensor) -> torch.Tensor:
+        s = torch.stft(x, 64, 16, window=window, return_complex=True)
+        return torch.istft(s, 64, 16, window=window, length=x.shape[-1])
+
+    x = torch.randn(2, 500)
+    report = lenz.explain(back)(x)
+    torch.testing.assert_close(report.result, back(x))
+    assert sum(report.graphs[0].calls.values()) < 40
