@@ -17,6 +17,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 import lenz.ops  # noqa: E402, F401 - fills the op table
+from lenz.api import MODES  # noqa: E402
 from lenz.debug.options_table import options_table  # noqa: E402
 from lenz.errors import FAULTS, InternalError, Missing, Unsupported, UserError  # noqa: E402
 from lenz.ir.dtype import FLOAT8, MOVED, NATIVE, DType  # noqa: E402
@@ -34,9 +35,20 @@ OPTIONS = """\
 # Options
 
 Set an option with `torch.compile(f, backend="lenz", options={"fuse": False})` or with its
-environment variable; `options=` wins. Options are read once, in `lenz/options.py`. An unknown name
-is an error that lists similar names. Options that change code are part of the disk cache's key.
+environment variable; `options=` wins. An unknown name is an error that lists similar names, and so
+is a variable `LENZ_...` of another name. Options that change code are part of the disk cache's key.
+Variables are read whenever a graph is compiled: set them before the first call.
 
+"""
+
+MODES_OF = """
+## Modes
+
+`mode=` of torch.compile sets options for GPUs, and wins over variables. On CPUs modes change
+nothing. torch takes a mode or options, not both.
+
+| mode | options |
+|---|---|
 """
 
 OPS = """\
@@ -94,13 +106,16 @@ BECOMES = {
 }
 
 CHECKS = """
-Any other exception inside the compiler becomes an `InternalError`. Errors of your own program
-are raised as they are.
+Any other exception inside the compiler becomes an `InternalError`. If torch itself cannot trace a
+graph, it runs in eager, with one warning; with `on_error="raise"` torch's error is raised. Errors
+of your own program are raised as they are.
+
+The same warning is given once in a process.
 
 ## Errors of kernels
 
-Kernels check values where eager does, and the call raises eager's error. On GPUs a failed check
-stops the context, as it does in eager.
+Kernels check values where eager does, and the call raises an error of eager's class; its message
+names neither the value nor the size. On GPUs a failed check stops the context, as it does in eager.
 
 | check | raises | message |
 |---|---|---|
@@ -235,6 +250,15 @@ def ir_page() -> str:
     return f"{head}<!-- declared -->\n```\n{declared()}```{rest.partition('```')[2]}"
 
 
+def options_page() -> str:
+    """docs/options.md."""
+    parts = [HEAD, OPTIONS, options_table(), MODES_OF]
+    for mode, chosen in MODES.items():
+        told = ", ".join(f"`{name}={value!r}`" for name, value in chosen.items())
+        parts.append(f"| `{mode}` | {told or 'the defaults'} |\n")
+    return "".join(parts)
+
+
 def errors_page() -> str:
     """docs/errors.md."""
     parts = [HEAD, ERRORS]
@@ -250,7 +274,7 @@ def errors_page() -> str:
 def pages() -> dict[str, str]:
     """File name -> text of every generated page."""
     return {
-        "options.md": HEAD + OPTIONS + options_table(),
+        "options.md": options_page(),
         "ops.md": ops_page(),
         "lowerings.md": lowerings_page(),
         "errors.md": errors_page(),

@@ -66,16 +66,14 @@ def _parser() -> argparse.ArgumentParser:
     command(info, "Versions, target, threads and cache of this installation.")
     command(doctor, "Check what lenz needs: versions, GPUs, cache, a kernel on each machine.")
     command(options, "The table of options.")
-    command(ops, "The ops that lenz lowers itself; all others run in eager.")
+    command(ops, "The aten ops that lenz lowers itself.")
     told = command(explain, "The report of a function without arguments in a file.")
     told.add_argument("file", help="a Python file; it is run")
     told.add_argument("--function", default="main", help="the function to compile (main)")
-    told.add_argument(
-        "--save", metavar="FILE", help="write it to FILE as an HTML page, or as .json"
-    )
+    told.add_argument("--save", metavar="FILE", help="also write its page (.html) or data (.json)")
     told.add_argument("--profile", type=int, default=0, metavar="N", help="also time N calls")
     timed = command(compare, "Time a function in eager, lenz and torch's default backend.")
-    timed.add_argument("file", help="a Python file; each of them runs it anew")
+    timed.add_argument("file", help="a Python file; one process per backend runs it")
     timed.add_argument("--function", default="main", help="the function to time (main)")
     timed.add_argument("--seconds", type=_seconds, default=5.0, help="how long to time (5)")
     searched = command(bisect, "Find the first graph, pass, rewrite or kernel that is wrong.")
@@ -157,7 +155,8 @@ def ops(parsed: argparse.Namespace) -> int:
     names = sorted(native_ops())
     for letter in sorted({_letter(n) for n in names}):
         print("  ".join(n for n in names if _letter(n) == letter))
-    print(f"\n{len(names)} aten ops and overloads are lowered natively; all others run in eager.")
+    told = "torch takes others apart into these, or they are calls of the eager op"
+    print(f"\n{len(names)} aten ops and overloads are lowered natively; {told}.")
     return 0
 
 

@@ -32,6 +32,7 @@ NO = ("0", "false", "no", "off", "")
 # A user's pass: "module:function", and its keyword arguments.
 Pass: TypeAlias = tuple[str, tuple[tuple[str, object], ...]]
 PLAIN = (bool, int, float, str, type(None))
+LEAST = {"cuda_graph_sizes": 1, "side_by_side": 1, "fuel": -1}  # of other numbers: 0
 # What may hold a password in a URL: all up to an `@`, and what follows a `?`; all if both mix.
 SECRET = re.compile(r".*[?#].*@.*|.*@|^redis://|[?#].*", re.DOTALL)
 
@@ -63,11 +64,11 @@ class Options:
     inline: bool = option(True, "Recompute cheap values in their readers.")
     horizontal: bool = option(True, "Fuse independent loops that share reads.")
     side_by_side: int = option(
-        32, "Most independent short kernels in one launch of a GPU; 1 joins none."
+        32, "Most short kernels that one launch of a GPU runs; 1 joins none."
     )
     reuse_buffers: bool = option(True, "Reuse the memory of dead buffers.")
     emulate_rounding: bool = option(
-        False, "Round between fused half-precision ops wherever eager does."
+        False, "Round between fused ops of half types where eager does."
     )
     eager_random: bool = option(False, "Draw eager's own random numbers, by calls outside kernels.")
     aligned: bool = option(
@@ -79,9 +80,7 @@ class Options:
         " call are; recompile for others.",
     )
     autotune: bool = option(False, "Time several tiles for each GPU kernel; has no effect on CPUs.")
-    fuel: int = option(
-        -1, "Allow only this many optional rewrites, to bisect a bug; -1 allows all."
-    )
+    fuel: int = option(-1, "Allow only this many optional rewrites, to find a bug; -1 allows all.")
     memory_budget: float | None = option(
         None,
         "Limit on the saved tensors of a training step: a fraction of the default, above 0 and"
@@ -104,9 +103,7 @@ class Options:
         "Replay plans of GPUs as CUDA graphs: `on` wherever a graph can hold them, `auto` where"
         " that is faster.",
     )
-    cuda_graph_sizes: int = aside(
-        8, "Sets of sizes of a plan that may have CUDA graphs at once; at least 1."
-    )
+    cuda_graph_sizes: int = aside(8, "Sets of sizes that may have CUDA graphs at once; at least 1.")
     background: bool = aside(
         False,
         "Run graphs in eager at first, while another process compiles them into the disk cache.",
@@ -117,7 +114,7 @@ class Options:
         " one runs from then on.",
     )
     verify: bool | Literal["kernels"] = aside(
-        False, "Check the IR after every pass; `kernels` checks what they compute too."
+        False, "Check the IR after every pass; `kernels` also checks what each kernel computes."
     )
     on_error: Literal["raise", "eager"] = aside(
         "eager",
@@ -128,7 +125,7 @@ class Options:
         None, "Folder of the disk cache; by default lenz in the user's cache folder."
     )
     cache_mb: int = aside(
-        1024, "Size of the disk cache in MiB; the entries that were not used for longest go first."
+        1024, "Most MiB of the disk cache; the entries that were not used for longest go first."
     )
     remote_cache: str | None = aside(
         None, "A Redis server behind the disk cache: redis://host:port/number."
@@ -140,14 +137,12 @@ class Options:
     debug_dir: str | None = aside(
         None, "Parent of debug folders and repros; by default lenz in the user's state folder."
     )
-    progress: bool = aside(
-        True, "Show progress on a terminal if a compilation takes more than 2 seconds."
-    )
+    progress: bool = aside(True, "Show progress on a terminal after 2 seconds of compilation.")
     profile: bool = aside(False, "Time each kernel and library call; tell when the process ends.")
     profile_output: str | None = aside(
         None,
-        "Write that to a file, not to standard error: a table, or a trace for Chrome and Perfetto"
-        " if the name ends in .json.",
+        "File for the times of `profile`, in place of standard error: a table, or a trace for"
+        " Chrome and Perfetto if the name ends in .json.",
     )
     profile_device_time: bool = aside(True, "Leave the time between kernels out of their GB/s.")
     ranges: Literal["off", "calls", "kernels"] = aside(
@@ -157,9 +152,7 @@ class Options:
     debug_values: Literal["1", "save"] | None = aside(
         None, "Show the tensors around launches and calls: 1 prints them, save writes."
     )
-    debug_kernels: str | None = aside(
-        None, "Show only those of these kernels and ops, comma-separated."
-    )
+    debug_kernels: str | None = aside(None, "Kernels and ops for `debug_values`, comma-separated.")
     nans: bool = aside(False, "Stop at the first kernel or call that makes a NaN from numbers.")
     logs: tuple[Log, ...] = aside((), "Stages to print to standard error, comma-separated.")
 
@@ -244,7 +237,7 @@ def _checked(name: str, kind: str, value: object) -> object:
         case str(), None if kind.endswith("| None"):
             return value
         case "int", int() if not isinstance(value, bool):
-            if value < (least := 1 if name in ("cuda_graph_sizes", "side_by_side") else -1):
+            if value < (least := LEAST.get(name, 0)):
                 raise UserError(f"option {name}: {value} is below {least}")
             return value
         case "float | None", int() | float() if not isinstance(value, bool):

@@ -16,7 +16,7 @@ def options_table() -> str:
     for f in fields(Options):
         shown = ",".join(f.default) if isinstance(f.default, tuple) else str(f.default)
         choices = () if isinstance(f.default, bool) else choices_of(f.type)
-        help = f.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
+        help = f.metadata["help"] + (f" Choices: {', '.join(choices)}." if choices else "")
         keyed = "yes" if f.metadata["key"] else "no"
         cells = (f"`{f.name}`", f"`{PREFIX}{f.name.upper()}`", f"`{shown}`" if shown else "")
         rows.append(f"| {' | '.join((*cells, keyed, help))} |")

@@ -126,6 +126,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"fuel": True}, "option fuel: expected int, got True"),
     ({"fuel": 1.5}, "option fuel: expected int, got 1.5"),
     ({"fuel": -2}, "option fuel: -2 is below -1"),
+    ({"cache_mb": -1}, "option cache_mb: -1 is below 0"),
     ({"memory_budget": 0}, "option memory_budget: 0 is not a budget\n  try: give a fraction"),
     ({"memory_budget": 1.5}, "option memory_budget: 1.5 is not a budget"),
     ({"memory_budget": 2.0}, "option memory_budget: 2.0 is not a budget"),
