@@ -141,6 +141,9 @@ class _Watcher:
         self.watch.refused_graph(why)
         return run
 
+    def untraced(self, name: str, kind: str, why: str) -> None:
+        self.watch.refused_graph(why)
+
 
 def side(fn: Any, name: str, watch: Watch, fullgraph: bool) -> Any:
     """Return `fn` through the side called `name`, sizes static; `watch` counts what lenz makes."""

@@ -22,7 +22,7 @@ from lenz.frontend.floats import fix_floats, without_floats
 from lenz.frontend.levels import inside_level
 from lenz.frontend.passing import is_message, is_of_lenz, passing
 from lenz.frontend.saved import is_asked
-from lenz.frontend.session import is_again, numbered
+from lenz.frontend.session import is_again, numbered, until_reset
 from lenz.frontend.values import has_fakes
 from lenz.frontend.wide import bound_integers
 from lenz.frontend.wrapping import now
@@ -60,6 +60,10 @@ class Watcher(Protocol):
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
         """A graph will run in eager through `run`: return that or a wrapper of it."""
+        ...
+
+    def untraced(self, name: str, kind: str, why: str) -> None:
+        """A graph could not be captured, or its backward half, and will run in eager."""
         ...
 
 
@@ -108,6 +112,7 @@ def compile_graph(
     progress = Progress(options.progress)
     unit = _Unit(gm, options, watcher, caller(), (), progress, watching)
     title = name or numbered()
+    until_reset()
     count(recompiles=is_again())
     try:
         fix_floats(gm, example_inputs)
@@ -295,13 +300,16 @@ class _Unit:
 
     def failed(self, e: Exception, kind: str) -> None:
         """Raise the error that stopped a capture, or warn that the graph runs in eager."""
-        if not isinstance(e, LenzError) and not is_of_lenz(e):
-            if self.options.on_error == "raise":
-                raise e
-            what = f"{type(e).__name__}: {e}"
-            return say(f"torch could not trace a graph, which runs in eager: {what}")
-        recorder = recorder_of(self.gm, kind, self.options)
-        return say(why(e, recorder, kind, self.options))
+        if isinstance(e, LenzError) or is_of_lenz(e):
+            told = why(e, recorder_of(self.gm, kind, self.options), kind, self.options)
+        elif self.options.on_error == "raise":
+            raise e
+        else:
+            told = f"torch could not trace a graph, which runs in eager: {type(e).__name__}: {e}"
+        say(told)
+        count(eager=1)
+        if self.watcher is not None:
+            self.watcher.untraced(f"{numbered()}.{kind}", kind, told)
 
     def eager(self, program: FxProgram, why: str) -> Boxed:
         """Run the program op by op, with one warning."""
@@ -367,6 +375,9 @@ class FxBackend:
         """Hand on a graph of aten ops."""
         program.gm.recompile()  # the code is that of the graph before it was normalised
         return self.boxed(program.gm, program)
+
+    def untraced(self, name: str, kind: str, why: str) -> None:
+        """Hand on nothing: there is no graph of aten ops."""
 
     def boxed(self, gm: GraphModule, program: FxProgram) -> Boxed:
         """The user's function as a callable that takes a list of arguments and empties it."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node
 
 from lenz.debug.names import titled
 from lenz.debug.traffic import touched
@@ -119,7 +118,8 @@ class TuneReport:
 class GraphReport:
     """One graph: its launches, memory and decisions.
 
-    kind        "inference", "forward", "backward", or the "body" of a branch or loop
+    kind        "inference", "forward", "backward", the "body" of a branch or loop, or "capture":
+                the graph could not be captured, so that no op of it is known
     timings     seconds of each stage itself; "trace" is torch's part
     ir, source  the graph after all passes, and the plan as Python
     skips       why the graph, or a part of it, runs in eager; else empty
@@ -331,9 +331,9 @@ def graph_report(
     )
 
 
-def refused_report(program: Any, why: str, calls: Sequence[tuple[Node, str]]) -> GraphReport:
-    """Describe a graph that runs in eager, by its calls with the user's lines."""
-    named = [(str(n.target), n.name, line) for n, line in calls]
+def refused_report(program: Any, why: str) -> GraphReport:
+    """Describe a `frontend.FxProgram` that runs in eager, by its calls with the user's lines."""
+    named = [(str(n.target), n.name, program.origin(n)) for n in program.nodes]
     externs = tuple(ExternReport(op, why, (n,), (), (n, line)) for op, n, line in named)
     return _about(program, externs=externs, skips=(why,))
 

@@ -90,7 +90,7 @@ def build(
         symbols=symbols,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         guards=guards_so_far(context, mode.shape_env if mode is not None else None),
-        ended_by=ended_by,
+        ended_by="" if kind == "backward" else ended_by,
         saved=saved_of(outputs, metadata) if kind == "forward" else (),
         apart=tuple(k for k in told if is_apart(told[k], outputs[k])),
     )

@@ -42,11 +42,16 @@ class OnReset:
         clear_counters()
 
 
+def until_reset() -> None:
+    """Let the next reset of Dynamo reset lenz too."""
+    backends: dict[int, Any] = cached_backends
+    backends.setdefault(id(OnReset), OnReset)
+
+
 @contextmanager
 def interning() -> Iterator[None]:
     """A context for building expressions, freed with their graph or by a reset of Dynamo."""
-    backends: dict[int, Any] = cached_backends
-    backends.setdefault(id(OnReset), OnReset)
+    until_reset()
     with using():
         yield
 

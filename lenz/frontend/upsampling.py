@@ -65,7 +65,7 @@ def _computed(
     if "linear" in name:
         y = _linear(x, sizes, *rest)
     elif "nearest" in name:
-        y = _nearest(x, sizes, "exact" in name, rest)
+        y = _nearest(x, sizes, "exact" in name, *rest)
     else:
         y = rule(x, sizes, *rest)
     # torch's drop channels last of fewer than 16 channels on GPUs, and leave rows in their order.
@@ -77,9 +77,7 @@ def _keeps(x: Tensor, sizes: Sequence[Any], times: int = 1) -> list[bool]:
     return [guard_or_false(times * n == m) for n, m in zip(x.shape[2:], sizes, strict=True)]
 
 
-def _nearest(
-    x: Tensor, sizes: Sequence[Any], exact: bool, scales: Sequence[float | None]
-) -> Tensor:
+def _nearest(x: Tensor, sizes: Sequence[Any], exact: bool, *scales: float | None) -> Tensor:
     """The nearest pixel before the place, or the one around it; never one past the end."""
     index: list[Tensor | None] = [None, None]
     for d, (n, m, s) in enumerate(zip(x.shape[2:], sizes, scales, strict=True)):

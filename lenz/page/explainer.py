@@ -10,7 +10,7 @@ from lenz.debug import report
 from lenz.debug.report import ExternReport, GraphReport, KernelReport
 from lenz.debug.trace import Recorder
 from lenz.debug.watch import Watching
-from lenz.frontend import FxProgram, origin
+from lenz.frontend import FxProgram
 from lenz.ir.plan import Boxed
 from lenz.options import Options
 from lenz.page.guards import conditions, symbols
@@ -19,6 +19,7 @@ from lenz.page.sections import eager_data, graph_data
 from lenz.pipeline import Compiled
 from lenz.records import dataclass, field, replace
 from lenz.replay import Replayed
+from lenz.sym import SymEnv
 
 
 @dataclass(slots=True)
@@ -38,8 +39,7 @@ class Explainer:
         """The report so far; `more` are other fields of it."""
         for k, plan in self.replayed.items():
             self.graphs[k] = replace(self.graphs[k], cuda_graph=plan.told)
-        told = tuple(self.graphs), tuple(self.launches), result, tuple(self.details)
-        return Report(*told, **more)
+        return Report(tuple(self.graphs), tuple(self.launches), result, tuple(self.details), **more)
 
     def compiled(self, made: Compiled, recorder: Recorder) -> Boxed:
         """Describe a graph."""
@@ -49,23 +49,26 @@ class Explainer:
         steps = report.launches_report(made.schedule, {q.name: q.source for q in p.placeholders})
         told = report.graph_report(p, made.graph, made.schedule, made.plan, steps)
         told = replace(told, timings=dict(recorder.times), source=made.told, autotune=made.tuned)
-        self.graphs.append(told)
-        self.note(p, graph_data(made.schedule, made.plan, made.code.text, steps))
+        self.note(told, graph_data(made.schedule, made.plan, made.code.text, steps), p)
         return self.counted(made.call, steps)
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
         """Describe a graph that runs in eager: each op is a launch."""
-        calls = [(n, origin(n, program.called)) for n in program.nodes]
-        told = report.refused_report(program, why, calls)
-        self.graphs.append(told)
-        self.note(program, eager_data(told))
+        told = report.refused_report(program, why)
+        self.note(told, eager_data(told), program)
         return self.counted(run, told.externs)
 
-    def note(self, program: FxProgram, data: dict[str, Any]) -> None:
-        """Keep the data of a graph, with torch's."""
-        env = program.symbols.shape_env
-        told = symbols(program.env, env)
-        self.details.append({**data, "symbols": told, "conditions": conditions(env)})
+    def untraced(self, name: str, kind: str, why: str) -> None:
+        """Note a graph that runs in eager, of which no op is known."""
+        told = GraphReport(name, kind, skips=(why,))
+        self.note(told, eager_data(told))
+
+    def note(self, told: GraphReport, data: dict[str, Any], p: FxProgram | None = None) -> None:
+        """Keep the report of a graph and its data, with torch's."""
+        env, shapes = (SymEnv(), None) if p is None else (p.env, p.symbols.shape_env)
+        more = {"symbols": symbols(env, shapes), "conditions": conditions(shapes)}
+        self.graphs.append(told)
+        self.details.append({**data, **more})
 
     def counted(self, run: Boxed, steps: tuple[KernelReport | ExternReport, ...]) -> Boxed:
         """`run`, recording what each call launches."""

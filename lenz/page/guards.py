@@ -12,7 +12,7 @@ from torch._guards import TracingContext
 from lenz.debug.names import plain, shown
 from lenz.sym import SymEnv
 
-SIZE = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)")
+SIZE = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)(?!.*(?:expected|actual) [01]\b)")
 VALUE = re.compile(r"^([\w.\[\]']+) == (-?\d+|True|False)\b")
 
 
@@ -32,8 +32,7 @@ def conditions(shape_env: Any) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     context = TracingContext.try_get()
     for g in sorted(context.guards_context.dynamo_guards) if context is not None else ():
-        at = g.user_stack[-1] if g.user_stack else None
-        line = f"{at.filename}:{at.lineno}" if at is not None else ""
+        line = "".join(f"{at.filename}:{at.lineno}" for at in (g.user_stack or ())[-1:])
         found.append({"kind": g.create_fn_name(), "on": plain(g.name), "line": shown(line)})
     sizes = getattr(shape_env, "guards", ())
     return [*found, *({"kind": "SIZES", "on": str(e.expr), "line": ""} for e in sizes)]

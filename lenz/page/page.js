@@ -270,7 +270,7 @@ function start() {
   const nav = document.querySelector("nav");
   for (const section of document.querySelectorAll("section")) nav.append(h("a", { href: `#${section.id}` }, section.querySelector("h2").textContent));
   put("totals", totals(show));
-  if (!DATA.graphs.length) return put("graph-section", note("Nothing was compiled: the function has no tensor operation."));
+  if (!DATA.graphs.length) return put("graph-section", note("torch captured no graph: the function has no tensor operation, or all of them are at graph breaks. TORCH_LOGS=graph_breaks says where."));
   DATA.graphs.forEach((g, k) => select.append(h("option", { value: String(k) }, g.title)));
   document.getElementById("choose").hidden = DATA.graphs.length < 2;
   select.addEventListener("change", () => show(Number(select.value)));

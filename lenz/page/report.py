@@ -106,6 +106,7 @@ class Report:
         if len(steps) > MOST:
             lines.append(f"  and {len(steps) - MOST} more, which `save` writes")
         lines += [repr(g).partition("\n")[0] for g in self.graphs[:MOST]]
+        lines += ["torch captured no graph: TORCH_LOGS=graph_breaks says why"] * (not self.graphs)
         for g in self.graphs:
             notes = [f"runs in eager: {why}" for why in g.skips]
             notes += [f"graph break: {g.ended_by}"] * bool(g.ended_by)
@@ -120,13 +121,9 @@ class Report:
             for s in self._steps(g, d):
                 key = g.name, s["name"], *s["lines"]
                 row = found.setdefault(key, s | {"times": 0, "total": 0.0})
-                row["times"], row["total"] = row["times"] + 1, row["total"] + _us(s)
+                us = s["us"] or 0.0 if s["measured"] is None else s["measured"]["device"]
+                row["times"], row["total"] = row["times"] + 1, row["total"] + us
         return sorted(found.values(), key=lambda s: -s["total"])
-
-
-def _us(s: Mapping[str, Any]) -> float:
-    """Microseconds of a launch or call, measured or else estimated."""
-    return float(s["us"] or 0.0 if s["measured"] is None else s["measured"]["device"])
 
 
 def _told(s: Mapping[str, Any]) -> str:

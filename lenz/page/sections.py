@@ -46,6 +46,7 @@ def steps_of(s: Schedule, reports: Sequence[Any]) -> list[dict[str, Any]]:
                 "args": _arguments(step),
                 "values": values_of(step.kernel, nodes.get(k, ())),
                 "nodes": rows.get(k, []),
+                "nodes_count": len(rows.get(k, [])),
             }
         else:
             types = {a: buffers[a].type for a in (*taken, *given) if a in buffers}

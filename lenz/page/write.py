@@ -24,8 +24,6 @@ HEAVY = ("kernels", "nodes", "source", "values", "args")  # read only when somet
 def page(data: Mapping[str, Any]) -> str:
     """The HTML of a report."""
     graphs = [{**g, "steps": [dict(s) for s in g["steps"]]} for g in data["graphs"]]
-    for s in (s for g in graphs for s in g["steps"]):
-        s["nodes_count"] = len(s.get("nodes", ()))
     heavy = [_taken(g) | {"steps": [_taken(s) for s in g["steps"]]} for g in graphs]
     style, script = _file("page.css"), "\n".join(map(_file, SCRIPTS))
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}"

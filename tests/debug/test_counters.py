@@ -68,6 +68,14 @@ def test_graphs_that_run_in_eager_count(monkeypatch: pytest.MonkeyPatch) -> None
     assert lenz.counters()["eager"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
+def test_a_graph_that_is_not_captured_counts() -> None:
+    torch.compile(lambda x: x.unfold(0, 3, 1).add_(1), backend="lenz")(torch.zeros(8))
+    assert lenz.counters() == {**ZERO, "eager": 1}
+    torch.compiler.reset()
+    assert lenz.counters() == ZERO
+
+
 def test_they_are_torchs_own_and_are_reset_with_them() -> None:
     run(5, cache=False)
     assert of_torch["lenz"]["kernels"] == lenz.counters()["kernels"] == 1

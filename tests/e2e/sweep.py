@@ -132,8 +132,12 @@ class Watch:
 
     def refused(self, program: FxProgram, why: str, run: Boxed) -> Boxed:
         """A whole graph runs in eager."""
-        self.row.whole[why.split(": ", 1)[-1]] = None
+        self.untraced("", "", why)
         return run
+
+    def untraced(self, name: str, kind: str, why: str) -> None:
+        """The same, of a graph that was not captured."""
+        self.row.whole[why.split(": ", 1)[-1]] = None
 
 
 def recording(row: Row, **options: object) -> Backend:

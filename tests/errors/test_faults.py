@@ -384,6 +384,9 @@ class Plans:
     def refused(self, program: object, why: str, run: Boxed) -> Boxed:
         raise AssertionError(why)
 
+    def untraced(self, name: str, kind: str, why: str) -> None:
+        raise AssertionError(why)
+
 
 @pytest.mark.parametrize(
     ("wrong", "message"),

@@ -257,6 +257,9 @@ def test_recompiles_name_the_guard_and_what_to_mark() -> None:
     ("guard", "wanted"),
     [
         ("tensor 'x' size mismatch at index 1. expected 3, actual 4", "mark_dynamic(x, 1)"),
+        ("tensor 'x' size mismatch at index 10. expected 3, actual 1", "differ in this"),
+        ("tensor 'x' size mismatch at index 1. expected 0, actual 10", "differ in this"),
+        ("tensor 'x' size mismatch at index 1. expected 10, actual 11", "mark_dynamic(x, 1)"),
         ("k == 2", "k changes from call to call"),
         ("tensor 'x' dtype mismatch. expected Float, actual Double", "dtypes"),
         ("___check_global_state()", "differ in this"),
@@ -286,6 +289,32 @@ def test_a_graph_in_eager_is_told() -> None:
     assert [s["what"] for s in graph["steps"]] == ["eager", "eager"] and graph["skips"]
     assert "runs in eager: " in str(told)
     Parsed(page(told.data()))
+
+
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
+def test_a_graph_that_is_not_captured_is_told() -> None:
+    """It becomes no program of aten ops, so that its launches are not known."""
+    told = lenz.explain(lambda x: x.unfold(0, 3, 1).add_(1))(torch.zeros(8))
+    (graph,) = told.data()["graphs"]
+    assert graph["kind"] == "capture" and graph["steps"] == []
+    assert "writes to what `unfold` gives windows of" in graph["skips"][0]
+    assert f"{titled(graph['name'])}: runs in eager: {graph['skips'][0]}" in str(told)
+    Parsed(page(told.data()))
+
+
+def test_a_report_without_graphs_says_where_to_look() -> None:
+    told = lenz.explain(lambda x: x.to_sparse().to_dense())(torch.eye(3))
+    assert told.graphs == () and "TORCH_LOGS=graph_breaks" in str(told)
+
+
+def test_a_graph_break_ends_the_forward_half_alone() -> None:
+    def step(x: Tensor) -> None:
+        x.sin().sum().backward()
+
+    told = lenz.explain(step)(torch.ones(3, requires_grad=True))
+    assert [(g.kind, bool(g.ended_by)) for g in told.graphs] == [
+        ("forward", True), ("backward", False),
+    ]  # fmt: skip
 
 
 TRITON = """import triton
