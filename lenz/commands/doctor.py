@@ -235,7 +235,8 @@ def _run(device: str) -> Finding:
     except Exception as e:  # noqa: BLE001  # any error is a finding
         other = LenzError(f"{type(e).__name__}: {e}")
         fault = next((x for x in _causes(e) if isinstance(x, LenzError)), other)
-        do = fault.hint or "report it with this output and `python -m lenz info`"
+        own = "correct the option" if isinstance(fault, UserError) else ""
+        do = fault.hint or own or "report it with this output and `python -m lenz info`"
         return Finding(name, fault.what.partition("\n")[0], do)
     return Finding(name, f"a kernel is compiled and right, in {time.perf_counter() - since:.1f} s")
 

@@ -93,18 +93,16 @@ def run_kernel(text: str, sizes: Mapping[str, int], device: str) -> None:
     """
     k: Any = read(text)
     env = SymEnv(hints=tuple(sizes.items()))
-    given = [
-        random_tensor([str(env.hint(p.size))], ["1"], p.dtype.name, "cpu", {}) for p in k.params
-    ]
-    for t in _those(k, given, "work"):
+    xs = [random_tensor([str(env.hint(p.size))], ["1"], p.dtype.name, "cpu", {}) for p in k.params]
+    for t in _those(k, xs, "work"):
         t.zero_()
     try:
         exact: Any = read(NARROW.sub("f64", text))
     except ReadError:  # an op has only its own type, as a look at the bits of a float has
         exact = k
-    wide, near = (_interpreted(x, given, sizes) for x in (exact, k))
+    wide, near = (_interpreted(x, xs, sizes) for x in (exact, k))
     code = assemble({k.name: (k, device)}, context(Options(cache=False)))()
-    own = [t.to(device, copy=True) for t in given]
+    own = [t.to(device, copy=True) for t in xs]
 
     def run() -> None:
         for t in _those(k, own, "work"):

@@ -89,6 +89,12 @@ def test_an_unknown_variable(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert told.fails and "LENZ_FUZE" in told.found and "LENZ_FUSE" in told.do
 
 
+def test_a_wrong_variable_is_no_fault_of_lenz(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENZ_FUEL", "x")
+    (found,) = doctor._runs()
+    assert "expected a whole number" in found.found and found.do == "correct the option"
+
+
 def test_a_remote_cache_that_is_not_there(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
