@@ -62,3 +62,17 @@ def test_a_link_to_nothing_fails_the_build(tmp_path: Path) -> None:
     page.write_text(page.read_text(encoding="utf-8") + "\n[gone](howto/gone.md)\n")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0 and "howto/gone.md" in done.stderr
+
+
+# A page may tell what a file was called before.
+NAMED = re.compile(r"(?<!was )`((?:lenz/)?[a-z_]+/[\w/]+\.py)`")
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """A decision outlives the place of the code that it is about."""
+    rooms = ("lenz", "tests", "benchmarks", "examples", "docs")
+    known = [f"/{p.relative_to(REPOSITORY)}" for r in rooms for p in (REPOSITORY / r).rglob("*.py")]
+    pages = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
+    named = [(p.name, x) for p in pages for x in NAMED.findall(p.read_text(encoding="utf-8"))]
+    assert len(named) > 50
+    assert not [(page, x) for page, x in named if not any(k.endswith(f"/{x}") for k in known)]
