@@ -147,9 +147,10 @@ def unwritable(gm: GraphModule, inputs: Sequence[Any]) -> str:
     them as apart: docs/upstream/torch_overlapping_arguments.py, torch_overlapping_views.py.
     """
     writers = [n for n in gm.graph.nodes if writes(n)]
-    windows = {*storages(*gm.graph.find_nodes(op="call_method", target="unfold"))}
+    named = [n for n in gm.graph.nodes if callee(n) == "unfold"]  # the function of nn copies
+    windows = {*storages(*(n for n in named if not inspect.isfunction(n.target)))}
     if windows and any(_may_change(n, windows) for n in writers):
-        return "it writes to what `unfold` gives windows of"
+        return "it writes to windows of `unfold`, or to what they are of"
     places, shared = gm.graph.find_nodes(op="placeholder"), dict[int, list[int]]()
     for i, x in enumerate(inputs):
         if (s := storage_of(x)) is not None:

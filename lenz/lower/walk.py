@@ -385,7 +385,7 @@ def to_atom(a: Any, inner: Callable[[Any], Atom]) -> Atom:
             return tuple(inner(x) for x in a)
         case torch.dtype():
             if (dtype := dtype_of(a)) is None:
-                raise Unsupported(f"an argument {a}")
+                raise Unsupported(f"an op with the argument {a}")
             return Named("dtype", dtype.name)
         case torch.device() | torch.layout() | torch.memory_format():
             kind: Any = type(a).__name__

@@ -448,14 +448,23 @@ def windows_over_each_other(x: Tensor) -> Any:
     return x[:, 1]
 
 
-@pytest.mark.filterwarnings("ignore:.*gives windows of")
+def windows_by_an_op(x: Tensor) -> Any:
+    return torch.ops.aten.unfold.default(x, 0, 2, 3).fill_(7.0)
+
+
+PLACES = (dense_windows, windows_with_gaps, windows_over_each_other, windows_by_an_op)
+
+
+@pytest.mark.filterwarnings("ignore:.*it writes to windows of")
 @pytest.mark.parametrize("dynamic", (False, True))
-@pytest.mark.parametrize("f", (dense_windows, windows_with_gaps, windows_over_each_other))
+@pytest.mark.parametrize("f", PLACES)
 def test_elements_beside_written_windows_stay(f: Callable[..., Any], dynamic: bool) -> None:
     """docs/upstream/torch_written_windows.py"""
     for rows in (8, 5):
         agree(f, lambda rows=rows: [randn(rows, rows)], dynamic=dynamic)  # type: ignore[misc]
     assert not lenz.explain(lambda x: x.unfold(1, 2, 2) * 2)(randn(3, 8)).graphs[0].skips
+    columns = lambda x: torch.nn.functional.unfold(x, 2).mul_(2)
+    assert not lenz.explain(columns)(randn(1, 1, 4, 4)).graphs[0].skips
 
 
 def strided_from_a_row(x: Tensor) -> Tensor:
