@@ -13,7 +13,7 @@ tensors they mask, get the layout that the efficient kernel requires.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from lenz.frontend.calls import called, checkpointed, fake_of, storages, writes
-from lenz.frontend.evaluate import KnownValues
+from lenz.frontend.evaluate import Given, KnownValues
 from lenz.frontend.layout import gradient_orders, seen_by_calls, with_gradient, with_order
 from lenz.frontend.values import dense_order, is_same_size
 
@@ -40,9 +40,7 @@ def has_attention(gm: GraphModule) -> bool:
     return any(n.target is SDPA for n in gm.graph.nodes) or any(map(has_attention, bodies))
 
 
-def fuse_attention(
-    gm: GraphModule, given: Callable[[Node], Tensor | None] = lambda n: None
-) -> None:
+def fuse_attention(gm: GraphModule, given: Given = lambda n: None) -> None:
     """Rewrite the attention calls of Dynamo's graph and its checkpointed bodies, in place.
 
     `given` holds the known values of placeholders.

@@ -23,6 +23,7 @@ from lenz.traits import has
 # Elements of the largest tensor computed, a mask of 8192 positions: 50 ms per op.
 LIMIT = 1 << 26
 PRIM_DIV = (torch.ops.prims.div, torch.ops.prims.div.default)
+Given = Callable[[Node], torch.Tensor | None]
 
 
 class Unknown(Exception):
@@ -38,9 +39,7 @@ class KnownValues:
     symbol, if that shows the pattern for all sizes (see `patterns`).
     """
 
-    def __init__(
-        self, gm: GraphModule, given: Callable[[Node], torch.Tensor | None] = lambda n: None
-    ) -> None:
+    def __init__(self, gm: GraphModule, given: Given = lambda n: None) -> None:
         self._given = given
         self._place = {n: i for i, n in enumerate(gm.graph.nodes)}
         self._writers = [n for n in self._place if writes(n)]

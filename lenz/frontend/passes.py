@@ -6,7 +6,7 @@ another pass, or another version of it, gives another key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -30,15 +30,16 @@ def run_passes(gm: GraphModule, kind: GraphKind, passes: Sequence[Pass]) -> Grap
     for name, given in passes:
         run, gm.meta["kind"] = named_function("passes", name), kind
         before = [len(x) for x in arguments_and_results(gm)]
+        was = {n: (n.target, n.args, n.kwargs) for n in gm.graph.nodes}
         try:
             with _disable_current_modes():  # a constant of the pass is a real tensor
                 made = run(gm, **dict(given))
-            gm = made if isinstance(made, GraphModule) else gm
+            gm = gm if made is None else made
             gm.graph.lint()
             after = [len(x) for x in arguments_and_results(gm)]
             if after != before:
                 raise ValueError(f"arguments and results were {before}, and are {after}")
-            trace_new(gm)
+            trace_new(gm, was)
         except Exception as e:
             why = f"{type(e).__name__}: {e}"
             raise UserError(f"the pass {name} failed on the {kind} graph: {why}") from e
@@ -50,11 +51,13 @@ def arguments_and_results(gm: GraphModule) -> tuple[Sequence[Any], Sequence[Any]
     return gm.graph.find_nodes(op="placeholder"), returned_of(gm.graph)
 
 
-def trace_new(gm: GraphModule) -> None:
-    """Compute the fake value of each new node, and of every node that depends on one."""
+def trace_new(gm: GraphModule, was: Mapping[Node, tuple[Any, ...]]) -> None:
+    """Compute the fake value of each new or changed node, and of every node that depends on one."""
     mode: Any = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
     new: set[Node] = set()
     for n in gm.graph.nodes:
+        if was.get(n) not in (None, (n.target, n.args, n.kwargs)):
+            n.meta.pop("val", None)
         is_made = "val" not in n.meta
         if n.op == "get_attr" and is_made and isinstance(value := fake_value(n), torch.Tensor):
             n.meta["val"] = mode.from_tensor(value, static_shapes=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, randn
 from torch.fx import GraphModule, Transformer
+from torch.fx.passes.infra.pass_base import PassResult
 
 from lenz import keys, pipeline
 from lenz.errors import UserError
@@ -78,6 +79,22 @@ def drops(gm: GraphModule) -> None:
     output.args = ((),)
 
 
+def of_last(gm: GraphModule) -> None:
+    """Take the sine of the last argument, of whatever size and type."""
+    (*_, last) = gm.graph.find_nodes(op="placeholder")
+    for n in gm.graph.find_nodes(op="call_function", target=aten.sin.default):
+        n.args = (last,)
+
+
+def of_text(gm: GraphModule) -> None:
+    for n in gm.graph.find_nodes(op="call_function", target=aten.sin.default):
+        n.args = ("x",)
+
+
+def wrapped(gm: GraphModule) -> PassResult:
+    return PassResult(gm, True)
+
+
 def wave(x: Tensor) -> Tensor:
     return x.sin() + 1
 
@@ -110,6 +127,15 @@ def test_nodes_after_a_new_one_have_its_type() -> None:
     torch.testing.assert_close(got, (x.cos() * 2).double() + 1, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("n", "dtype"), [(3, torch.float32), (5, torch.float64)])
+def test_changed_nodes_have_the_type_of_their_new_operands(n: int, dtype: torch.dtype) -> None:
+    """Memory behind a smaller operand was read."""
+    last = torch.rand(n, dtype=dtype)
+    options: Any = {"passes": [of_last], "cache": False}
+    run = torch.compile(lambda x, y: (x.sin() * 2, y * 2), backend="lenz", options=options)
+    torch.testing.assert_close(run(torch.rand(5), last), (last.sin() * 2, last * 2))
+
+
 def test_both_halves_of_a_training_step_go_through_passes() -> None:
     x = randn(4, requires_grad=True)
     y = compiled(to_cos)(x)
@@ -133,6 +159,8 @@ def test_passes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (fails, f"the pass {HERE}:fails failed on the inference graph: LookupError: nothing to do"),
         (drops, "arguments and results were"),
+        (of_text, f"the pass {HERE}:of_text failed on the inference graph: "),
+        (wrapped, "'PassResult' object has no attribute 'graph'"),
         (f"{HERE}:lost", f"there is no {HERE}:lost"),
         ("no.such:thing", "there is no no.such:thing: No module"),
         (f"{HERE}:HERE", "is a str, no function"),
