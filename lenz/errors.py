@@ -98,6 +98,7 @@ def untrusted(what: str) -> Iterator[None]:
 
 RUN_EAGERLY = 'on_error="eager", the default, runs such a graph in eager'
 REPORT = "report it with the saved files; until it is fixed you only lose speed"
+UNSAVED = "report it; until it is fixed you only lose speed"  # there is no folder to write to
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

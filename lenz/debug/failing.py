@@ -8,7 +8,7 @@ from functools import cache
 from torch.fx import GraphModule
 
 from lenz.debug.trace import Recorder
-from lenz.errors import REPORT, InternalError, Missing, Unsupported, UserError
+from lenz.errors import REPORT, UNSAVED, InternalError, Missing, Unsupported, UserError
 from lenz.ir.plan import Boxed
 from lenz.options import Options
 
@@ -23,7 +23,8 @@ def why(e: Exception, recorder: Recorder, kind: str, options: Options) -> str:
     found = fault(e, recorder, kind, options)
     if stops:
         raise found.with_traceback(e.__traceback__) from e
-    return f"lenz failed on a graph and runs it in eager: {found.located(hint=REPORT)}"
+    told = found.located(hint=REPORT if found.repro else UNSAVED)
+    return f"lenz failed on a graph and runs it in eager: {told}"
 
 
 def fault(e: Exception, recorder: Recorder, kind: str, options: Options) -> InternalError:

@@ -22,9 +22,7 @@ def shown(text: str) -> str:
     """The text on one line, in valid UTF-8; other characters become Python escapes."""
     if text.isprintable():
         return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def plain(source: str) -> str:

@@ -334,7 +334,8 @@ def graph_report(
 def refused_report(program: Any, why: str) -> GraphReport:
     """Describe a `frontend.FxProgram` that runs in eager, by its calls with the user's lines."""
     named = [(str(n.target), n.name, program.origin(n)) for n in program.nodes]
-    externs = tuple(ExternReport(op, why, (n,), (), (n, line)) for op, n, line in named)
+    short = why.partition("\n")[0].rstrip(":")  # `skips` has all of it
+    externs = tuple(ExternReport(op, short, (n,), (), (n, line)) for op, n, line in named)
     return _about(program, externs=externs, skips=(why,))
 
 

@@ -142,6 +142,23 @@ def test_a_fault_counts_more_than_a_repro_that_cannot_be_written(
     with pytest.raises(InternalError, match="first things first") as caught:
         compiled(debug_dir=str(file))(*inputs())
     assert "saved:" not in str(caught.value)
+    torch.compiler.reset()
+    with pytest.warns(UserWarning, match="report it; until") as said:
+        compiled(debug_dir=str(file), on_error="eager")(*inputs())
+    assert not [w for w in said if "saved" in str(w.message)]
+
+
+@pytest.mark.filterwarnings("ignore:lenz failed on a graph")
+def test_a_report_has_a_line_for_each_call_of_a_graph_that_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_pass(monkeypatch, RuntimeError("no such thing"))
+    options = {"debug_dir": str(tmp_path), "on_error": "eager"}
+    report = lenz.explain(double, options=options)(*inputs())
+    lines = str(report).splitlines()
+    assert len([x for x in lines if x.startswith("  call aten.")]) == len(report.launches) > 1
+    assert all("a bug in lenz after inline): " in x for x in lines if x.startswith("  call "))
+    assert "RuntimeError: no such thing" in report.graphs[0].skips[0]
 
 
 def test_on_error_eager_runs_the_graph_and_says_so_once(
