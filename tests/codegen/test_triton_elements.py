@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lenz.ir.kernel import For, walk
 from lenz.ir.reader import read
 from tests.gpu_oracle import (
     TINY,
@@ -21,6 +22,8 @@ from tests.gpu_oracle import (
     cubins,
     kernels_of,
     kinds_of,
+    on_gpu,
+    scheduled,
     texts_of,
 )
 
@@ -204,6 +207,20 @@ def test_a_position_is_a_number_of_64_bits() -> None:
     s = assert_triton(g)  # type: ignore[arg-type]
     assert "tl.arange(0, 512)\n" in "".join(texts_of(s)), "the indices have 64 bits"
     assert all(b.code for b in cubins(s)), "the bits of a position are 64"
+
+
+@pytest.mark.parametrize("columns,widths", [(3, [32, 4]), (300, [128])])
+def test_short_rows_that_are_read_anywhere_share_programs(columns: int, widths: list[int]) -> None:
+    g = read(f"""graph @g() on cpu {{
+      in %x : f32[900000, 50]
+      in %k : i64[900000, {columns}]
+      out %y = f32[900000, {columns}] : map (i: 900000, j: {columns}) {{
+        load(%x, [i, @0]; @0: 0..49 = assert_in_range(load(%k, [i, j]), 50:i64))
+      }}
+    }}""")
+    (k,) = kernels_of(scheduled(on_gpu(g)))  # type: ignore[arg-type]
+    lanes = [s.axis.width for s in walk(k.body) if isinstance(s, For) and s.kind == "lane"]
+    assert lanes == widths
 
 
 def test_arithmetic_of_numbers_that_are_known_wraps() -> None:

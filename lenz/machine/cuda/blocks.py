@@ -167,8 +167,10 @@ def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     places = [x for n in g.nests for e in loads_of(n.body) for x in loads_of(*e.args)]
     if any(a.var in vars_of(x) for a in axes[-1:] for x in places):
         # Lanes read anywhere in a row. 64 channels of 16 images at the points of a grid take 31 us
-        # by rows, 74 in tiles of 4 rows, which do not fit in the cache together.
+        # by rows, 74 in tiles of 4 rows, which do not fit in the cache together. Rows of a few
+        # elements share a program, whose lanes would be idle.
         widths = _widths(axes[-1:], shape.tile, env)
+        widths |= _widths(axes[:-1], 128 // _area(widths), env)
         return Tile("pointwise", widths, max(1, _area(widths) // 128))
     if axes and (piece := row_piece([n.body for n in g.nests], axes[-1])) >= 128:
         widths = _widths(axes[-1:], min(piece, shape.tile), env)
