@@ -112,12 +112,12 @@ _ROUNDINGS = ("floor", "ceil", "trunc", "round")
 
 def _fold(op: Op, args: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
     dtype = op.dtype(tuple([a.dtype for a in args]), attrs)
-    first, is_float = args[0].attrs[0], args[0].dtype.is_float
+    tensors = [torch.tensor(a.attrs[0], dtype=a.dtype.torch) for a in args]
+    first, is_float = tensors[0].item(), args[0].dtype.is_float
     if op.name == "bitcast" and math.isnan(first):
         return None  # a constant does not keep the payload of a NaN
     if op.name == "cast" and is_float and dtype.is_integer and not dtype.holds(first, first):
         return None  # GPUs convert it to another integer than CPUs
-    tensors = [torch.tensor(a.attrs[0], dtype=a.dtype.torch) for a in args]
     assert op.eager is not None
     try:
         value = op.eager(*tensors, *attrs).item()

@@ -102,6 +102,7 @@ KEPT = [
     (ops.cast(ops.narrow(X, BF16), F32), "cast"),
     (ops.cast(const(1e10, F32), I32), "cast"),  # the highest on GPUs, the lowest on CPUs
     (ops.cast(const(NAN, F32), I32), "cast"),  # 0 on GPUs
+    (ops.cast(const(2.0**31 - 1, F32), I32), "cast"),  # 2^31 as f32
     (ops.cast(const(-3.0, F32), U16), "cast"),  # 0 on GPUs
     (ops.cast(ops.cast(X, F16), F32), "cast"),
     (ops.apply(op_named("shift_left"), N, const(40, I32)), "shift_left"),
