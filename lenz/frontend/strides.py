@@ -245,8 +245,7 @@ def expanded(old: Sequence[Any], stride: Sequence[Any], new: Sequence[Any]) -> t
         for n, s, m in zip(old, stride, new[rest:], strict=True)
     ]
     for d in reversed(range(rest)):
-        step = found[0] * new[d + 1] if found else 0
-        found.insert(0, step if is_same_size(new[d], 1) else 0)
+        found.insert(0, found[0] * new[d + 1] if found and is_same_size(new[d], 1) else 0)
     return tuple(found)
 
 
