@@ -226,6 +226,8 @@ def _call(f: Frame, s: ir.CallStep) -> None:
     given = [_value(f, a) for a in (*s.args, *(a for _, a in s.kwargs))]
     words = f.object(("names", keywords)) if keywords else "null"
     result = _vectorcall(f, f.object(("op", s.op)), given, len(s.args), words)
+    for b in f.buffers.values() if s.writes or s.holds else ():
+        b.data = ""  # the op may have given it other memory, as `resize_storage_bytes_` does
     if s.single and not s.into:
         _bind(f, s.outs[0], result)
         return

@@ -205,10 +205,8 @@ class _Writer:
             for i in tensors
         )
         slow = f"{names}, = rt.laid" if any(i.laid for i in tensors) else "rt.refuse"
-        return [
-            f"if not ({' and '.join(test for i in tensors for test in _tests(self, i))}):",
-            f"    {slow}(({names},), ({wanted},))",
-        ]
+        tests = " and ".join(test for i in tensors for test in _tests(self, i))
+        return [f"if not ({tests}):", f"    {slow}(({names},), ({wanted},))"]
 
     def step(self, s: ir.Step) -> list[str]:
         """Lines of one step."""
@@ -341,10 +339,8 @@ def _name(text: str) -> str:
 def _tests(w: _Writer, i: ir.Input) -> list[str]:
     """Conditions on an argument."""
     name = w.var(i.name)
-    found = [
-        f"rt.is_laid_out({name}, {_layout(i.type)})",
-        f"{name}.dtype is {w.dtype(i.type.dtype)}",
-    ]
+    layout = f"rt.is_laid_out({name}, {_layout(i.type)})"
+    found = [layout, f"{name}.dtype is {w.dtype(i.type.dtype)}"]
     if not i.anywhere:
         found.append(f"{name}.{_place(i.type.device)}")
     # A hook on saved tensors, or the caller's gradient, may be any tensor.

@@ -440,3 +440,22 @@ def test_a_fork_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     if child == 0:
         os._exit(0 if library.done() else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_memory_that_a_call_replaces() -> None:
+    """Kernels before and after the call have the same argument at different addresses."""
+
+    def fn(x: Tensor) -> Tensor:
+        y, memory = x * 2, x.untyped_storage()
+        memory.resize_(0)
+        z = (y @ y).sin()
+        memory.resize_(300 * 300 * 4)
+        x.copy_(z)
+        return x + 1
+
+    run = compiled(fn)
+    for _ in range(3):
+        mine = randn(300, 300)
+        theirs = mine.clone()
+        torch.testing.assert_close(run(mine), fn(theirs), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
