@@ -135,7 +135,13 @@ function costs(graph) {
 }
 const short = (line) => (line ? line.split("/").slice(-2).join("/") : "");
 
+/** Why a graph has no steps. */
+function nothing(graph) {
+  return note(graph.skips.length ? "No call is known: the graph runs in eager." : "Nothing is launched: the results are views, arguments or numbers.");
+}
+
 function kernels(graph, pick) {
+  if (!graph.steps.length) return nothing(graph);
   const timed = graph.steps.some((x) => x.measured);
   const columns = [
     ["name", (r) => r.name, (r) => h("div", { class: "cut mono", title: r.name }, h("i", { class: `key ${r.what}` }), r.name)],
@@ -152,6 +158,7 @@ function kernels(graph, pick) {
 }
 
 function roof(graph, pick) {
+  if (!graph.steps.length) return nothing(graph);
   const rows = costs(graph), timed = rows.filter((r) => r.measured);
   const plots = Object.entries(DATA.machines).map(([place, machine]) => {
     const mine = (timed.length ? timed : rows).filter((r) => r.place === place && r.work > 0 && r.nbytes > 0 && r.total > 0);
@@ -182,7 +189,7 @@ function apart(graph, pick) {
   const rows = graph.apart;
   const parts = folded(grouped(rows, (r) => r.why), [["first", (r) => r.first, (r) => mono(r.first)], ["second", (r) => r.second, (r) => mono(r.second)], ["steps", (r) => r.steps[0], (r) => r.steps.join(" and ")]], (r) => r.steps.length && pick(r.steps.at(-1)));
   if (graph.ended_by) parts.push(note(`The graph ends at a graph break, behind which nothing can join it: ${graph.ended_by}`));
-  return parts.length ? parts : note("Nothing: all neighbours share a kernel, or there are none.");
+  return parts.length ? parts : note(graph.skips.length ? "The graph runs in eager, which fuses nothing." : "Nothing: all neighbours share a kernel, or there are none.");
 }
 
 function calls(graph, pick) {
@@ -218,7 +225,7 @@ function torchSide(graph) {
   const parts = [h("h3", {}, "Symbols")];
   parts.push(graph.symbols.length ? table([["size", (x) => x.name, (x) => mono(x.name)], ["of", (x) => x.sources.join(", ")], ["least", (x) => x.least, null, true], ["most", (x) => x.most ?? "any", null, true], ["in this call", (x) => x.example, null, true]], graph.symbols) : note("None: all sizes are constants of the code. Another size needs another compilation, or dynamic=True."));
   if (graph.facts.length) parts.push(note(`Assumed, until a call breaks it: ${graph.facts.join(", ")}.`));
-  parts.push(h("h3", {}, `Guards (${graph.guards})`), graph.conditions.length ? folded(grouped(graph.conditions, (g) => g.kind), [["on", (g) => g.on, (g) => mono(g.on), false, true], ["line", (g) => g.line]]) : note("Not known for this graph: torch keeps its guards with the forward half."));
+  parts.push(h("h3", {}, `Guards (${graph.guards || graph.conditions.length})`), graph.conditions.length ? folded(grouped(graph.conditions, (g) => g.kind), [["on", (g) => g.on, (g) => mono(g.on), false, true], ["line", (g) => g.line]]) : note("Not known for this graph: torch keeps its guards with the forward half."));
   parts.push(h("h3", {}, "Recompiles, of all graphs"));
   parts.push(DATA.recompiles.length ? table([["compilation", (r) => r.id], ["of", (r) => r.code, (r) => mono(r.code)], ["guard that failed", (r) => r.guard, (r) => mono(r.guard), false, true], ["what to do", (r) => r.advice, (r) => mono(r.advice), false, true]], DATA.recompiles) : note("None in the calls of this report."));
   return parts;
@@ -270,6 +277,7 @@ function start() {
   const nav = document.querySelector("nav");
   for (const section of document.querySelectorAll("section")) nav.append(h("a", { href: `#${section.id}` }, section.querySelector("h2").textContent));
   put("totals", totals(show));
+  if (!DATA.graphs.length) for (const section of document.querySelectorAll("section")) if (section.id !== "totals") put(section.id, note("There is no graph."));
   if (!DATA.graphs.length) return put("graph-section", note("torch captured no graph: the function has no tensor operation, or all of them are at graph breaks. TORCH_LOGS=graph_breaks says where."));
   DATA.graphs.forEach((g, k) => select.append(h("option", { value: String(k) }, g.title)));
   document.getElementById("choose").hidden = DATA.graphs.length < 2;

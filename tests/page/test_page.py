@@ -430,6 +430,25 @@ def test_a_browser_draws_it_and_clicks_work(report: Report, tmp_path: Path) -> N
         assert b.requests == [file.as_uri()] and not b.errors
 
 
+@pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
+def test_a_browser_says_why_sections_are_empty(tmp_path: Path) -> None:
+    """Without a graph, and for one that runs in eager and of which no call is known."""
+    none = lenz.explain(lambda x: x.to_sparse().to_dense())(torch.eye(3))
+    eager = lenz.explain(lambda x: x.unfold(0, 3, 1).add_(1))(torch.zeros(8))
+    for k, (told, why) in enumerate(((none, "There is no graph."), (eager, "runs in eager"))):
+        file = tmp_path / f"{k}.html"
+        told.save(str(file))
+        with browser(tmp_path / f"profile{k}") as b:
+            b.open(file)
+            b.wait("document.documentElement.dataset.ready === 'yes'")
+            for section in SECTIONS:
+                assert b.run(f"document.querySelector('#{section} .body').textContent"), section
+            for section in ("kernels", "roofline", "apart", "calls"):
+                text = b.run(f"document.querySelector('#{section} .body').textContent")
+                assert why in text, section
+            assert not b.errors
+
+
 def test_a_browser_shows_hostile_names_as_text(tmp_path: Path) -> None:
     source = f"def evil(x):\n    return x['{EVIL}'].exp() + 1  # {EVIL}\n"
     file = tmp_path / "evil.py"
