@@ -18,8 +18,9 @@ from lenz.runtime.script import main as run_script
 def function_of(file: str, name: str) -> Callable[..., Any]:
     """Run a Python file, and return one of its functions.
 
-    The file may import its neighbours, as under `python FILE`. Each call runs it again, with its
-    own globals. Raises UserError if the file cannot be read or lacks the function.
+    The file may import its neighbours, as under `python FILE`, and finds no arguments but those
+    that the caller put behind its name in `sys.argv`. Each call runs it again, with its own
+    globals. Raises UserError if the file cannot be read or lacks the function.
     """
     with reading(file) as source:
         text = source.read()
@@ -30,6 +31,7 @@ def function_of(file: str, name: str) -> Callable[..., Any]:
     folder = str(Path(file).parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    sys.argv = sys.argv if sys.argv[:1] == [file] else [file]  # not the arguments of lenz
     found = runpy.run_path(file)
     fn: Callable[..., Any] | None = found.get(name)
     if fn is None or not callable(fn):

@@ -54,6 +54,17 @@ def test_explain_prints_the_report(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"{file}:7" in out
 
 
+def test_a_file_gets_no_arguments_of_lenz(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that parses its arguments ended with those of `explain`."""
+    file = tmp_path / "program.py"
+    file.write_text(f"import sys\nassert sys.argv == [{str(file)!r}], sys.argv\n{PROGRAM}")
+    monkeypatch.setattr(sys, "argv", ["lenz", "explain", str(file)])
+    assert main(sys.argv[1:]) == 0
+    assert capsys.readouterr().out.startswith("1 graph; ")
+
+
 EXPLAINING = (
     PROGRAM.replace("def main", "import lenz\n\ndef soft")
     + """
