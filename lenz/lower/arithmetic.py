@@ -79,7 +79,7 @@ def round_(b: GraphBuilder, x: Value, decimals: int = 0) -> Value:
     """The nearest integer, or multiple of a power of ten; ties to even."""
     if decimals == 0 or not x.dtype.is_float:
         return b.map(lambda i: ops.round(x.compute(i)))
-    ten = const(10.0 ** abs(decimals), compute_dtype(x.dtype))
+    ten = const(10.0 ** abs(decimals) if abs(decimals) < 309 else math.inf, compute_dtype(x.dtype))
 
     def fn(i: Index) -> Expr:
         e = x.compute(i)

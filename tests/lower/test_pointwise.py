@@ -213,6 +213,14 @@ def test_comparison_rounds_the_scalar_as_eager_does() -> None:
     check(lambda x, y: (x.logical_and(y), x.logical_xor(y)), x, few, exact=True)
 
 
+def test_rounding_to_more_decimals_than_a_double_has() -> None:
+    """10 ** 309 raised OverflowError; eager's is infinite, which makes NaN of all numbers."""
+    for decimals in (308, 309, -309, 2**31 - 1, -(2**31)):
+        x = torch.tensor([0.0, 1.5, -1e30, math.inf, math.nan])
+        for y in (x, x.double()):
+            check(lambda x, d=decimals: x.round(decimals=d), y)
+
+
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 0.5, -0.5, -1, -2, 1.5, -3, 7])
 @pytest.mark.parametrize("dtype", (*FLOATS, torch.int64, torch.int8), ids=str)
