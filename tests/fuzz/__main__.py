@@ -2,7 +2,8 @@
 
 The seed is printed; a failure is made small and printed as a file that runs. Programs run in forked
 processes, so that one which crashes or hangs is a finding, too, and says where it was. One
-in sixteen is no program but a call that eager refuses (`refused`).
+in sixteen is no program but a call that eager refuses (`refused`), and one a program whose sizes
+come from integers (`sized`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch._functorch.config
 
-from tests.fuzz import indices
+from tests.fuzz import indices, sized
 from tests.fuzz.check import Notes, failure
 from tests.fuzz.generator import program
 from tests.fuzz.program import Program
@@ -95,6 +96,8 @@ def way_of(seed: int, o: argparse.Namespace) -> str:
         return "cpu"
     if REFUSED and seed % 16 == 11 and o.device == "cpu":
         return "refused"
+    if seed % 16 == 5 and o.device == "cpu":
+        return "sized"
     ways = WAYS_OF_LARGE if is_large(seed, o) else WAYS
     return random.Random(seed).choice(ways if o.device == "cpu" else WAYS_OF_GPUS)
 
@@ -151,6 +154,8 @@ def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -
             why = "\n".join(filter(None, (indices.failure(seed, way) for way in ways)))
         elif way_of(seed, o) == "refused":
             why = why_not_refused(seed)
+        elif way_of(seed, o) == "sized":
+            why = sized.found(seed)
         else:
             why = failure(made(seed, o), way_of(seed, o), o.device, notes)
         skipped = " ".join(notes.skipped.split()).replace("!", ".")[:200]
@@ -170,7 +175,7 @@ def checked(p: Program, way: str, o: argparse.Namespace) -> str:
 
 def is_torchs(seed: int, o: argparse.Namespace) -> bool:
     """True where the process of a program ends in torch's own half, too."""
-    if way_of(seed, o) in ("refused", "indices"):
+    if way_of(seed, o) in ("refused", "sized", "indices"):
         return False
     p = made(seed, o)
     return bool(forked(lambda say: say(failure(p, "aot_eager", o.device)), o.patience)[1])
@@ -195,7 +200,9 @@ def options() -> argparse.Namespace:
     a.add_argument("--count", type=int, default=1 << 40, help="of programs, at most")
     a.add_argument("--large", action="store_true", help="sizes up to 300")
     a.add_argument(
-        "--way", default="", help="one of those in check.py, refused or indices; a mix if not given"
+        "--way",
+        default="",
+        help="one of those in check.py, refused, sized or indices; a mix if not given",
     )
     a.add_argument("--device", default="cpu")
     a.add_argument("--shrink", type=float, default=90, help="seconds for making a failure small")
@@ -255,9 +262,9 @@ def main() -> int:
         kinds[kind_of(why)] += 1
         if o.way == "indices":
             print(f"---- {why[:2000]}", flush=True)
-        elif way_of(seed, o) == "refused":
-            flags = f"--count 1{o.way and ' --way refused'}"
-            print(f"---- seed {seed} (refused): {why[:2000]}", flush=True)
+        elif (way := way_of(seed, o)) in ("refused", "sized"):
+            flags = f"--count 1{o.way and f' --way {way}'}"
+            print(f"---- seed {seed} ({way}): {why[:2000]}", flush=True)
             print(f'again: make fuzz SEED={seed} FLAGS="{flags}"\n', flush=True)
         elif kinds[kind_of(why)] <= 3:
             report(made(seed, o), way_of(seed, o), o, why)
