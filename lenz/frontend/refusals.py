@@ -233,6 +233,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("uniform", lambda x, a=0.0, b=1.0, **_: _outside(torch.finfo(x.dtype), [b - a])),
     ("smooth_l1_loss", lambda x, y, reduction=1, beta=1.0: not statically_known_true(beta >= 0)),
     ("mvlgamma", lambda _, p: p < 1),
+    ("celu", lambda _, alpha=1.0: statically_known_true(alpha == 0)),
     ("masked_fill index_fill", _narrows),
     ("addmv", _unlike),
     ("soft_margin_loss", lambda x, y, *_: _sizes(x) != _sizes(y)),

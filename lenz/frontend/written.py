@@ -91,10 +91,9 @@ def _read_as_written(n: Node, spans: Spans, old: Mapping[Node, Node], changing: 
     """Read a part from what was written there, or from the tensor before writes to other parts."""
     x = y = n.all_input_nodes[0]
     while n in spans and x in spans and x.target in WRITES:
-        is_one = READS.index(n.target) == WRITES.index(x.target)
         part = _part(x)
         is_free = changing.isdisjoint(storages(part)) and _are_alike(n, part)  # a write converts
-        if spans[x] == spans[n] and is_one and is_free:
+        if spans[x] == spans[n] and READS.index(n.target) == WRITES.index(x.target) and is_free:
             # Views would show that its strides differ.
             n.replace_all_uses_with(part, delete_user_cb=_reads_elements)
         if x not in old or not _is_apart(spans[n], [spans[x]]):

@@ -78,6 +78,7 @@ SHAPES: dict[str, Case] = {
     "slice_scatter": (lambda x, y: x.slice_scatter(y, 0, 0, 2), (rand(3, 3), rand(1, 3))),
     "put of more values": (lambda x, y: x.put(tensor([0]), y), (rand(3), rand(2))),
     "put of fewer values": (lambda x, y: x.put(tensor([0, 1, 2]), y), (rand(3), rand(2))),
+    "celu by 0": (lambda x: F.celu(x, 0.0), (rand(3),)),
     "pixel_unshuffle of nothing": (lambda x: F.pixel_unshuffle(x, 3), (rand(0, 1, 4, 3),)),
     "index_select of no dimension": (lambda x, i: x.index_select(5, i), (tensor(0.5), tensor([0]))),
     "index_reduce of no dimension": (
