@@ -42,8 +42,7 @@ def emit_scan(w: Writer, acc: Accumulator) -> None:
         new = combine(w, acc, tuple([c.name for c in cells[: scopes.copies]]), value)
         for cell, name in zip(cells, new, strict=False):
             cell.name = name
-    running = acc.converted(w, Value(new, level, acc.lanes))
-    w.values.refs[acc.stmt.name] = running
+    w.values.refs[acc.stmt.name] = acc.converted(w, Value(new, level, acc.lanes))
 
 
 def _along(w: Writer, acc: Accumulator, value: Names) -> Names:
