@@ -7,6 +7,7 @@ from functools import cache
 
 from torch.fx import GraphModule
 
+from lenz.debug.counters import count
 from lenz.debug.trace import Recorder
 from lenz.errors import REPORT, UNSAVED, InternalError, Missing, Unsupported, UserError
 from lenz.ir.plan import Boxed
@@ -48,6 +49,7 @@ def in_eager(e: Exception, recorder: Recorder, kind: str, options: Options, run:
     backward half compiled for other strides rejects them.
     """
     say(why(e, recorder, kind, options))
+    count(eager=1)
     return run
 
 

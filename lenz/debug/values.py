@@ -118,8 +118,7 @@ class Nans(Watch):
         olds = [*self.counts, *[0] * (len(tensors) - len(self.counts))]
         for buffer, t, old in zip(names_of(self.graph, k), tensors, olds, strict=True):
             if (new := _nans(t)) > old:
-                line = self.graph.lines.get(k, "")
-                at = f", at {line}" if line else ""
+                at = f", at {line}" if (line := self.graph.lines.get(k, "")) else ""
                 what = f"{name} of {titled(self.graph.name)} makes {new - old} NaN in {buffer}"
                 raise FloatingPointError(f"{what} of size {list(t.shape)} from numbers{at}")
 

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters as of_torch
+from torch.fx import symbolic_trace
 
 import lenz
+from lenz.debug.failing import in_eager, recorder_of
+from lenz.frontend.session import until_reset
+from lenz.options import Options
 
 ZERO = {
     "graphs": 0, "kernels": 0, "externs": 0, "fusions": 0, "recompiles": 0, "cache_hits": 0,
@@ -66,6 +70,15 @@ def test_graphs_that_run_in_eager_count(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.warns(UserWarning, match="no schedule"):
         run(5, cache=False, on_error="eager")
     assert lenz.counters()["eager"] == 1
+
+
+def test_a_later_half_that_fails_counts() -> None:
+    until_reset()
+    gm, options = symbolic_trace(lambda x: x.sin()), Options(on_error="eager")
+    recorder = recorder_of(gm, "backward", options)
+    with pytest.warns(UserWarning, match="no plan"):
+        in_eager(RuntimeError("no plan"), recorder, "backward", options, lambda args: args)
+    assert lenz.counters() == {**ZERO, "eager": 1}
 
 
 @pytest.mark.filterwarnings("ignore:lenz runs a graph in eager")
