@@ -83,7 +83,7 @@ def backend(
         return _savable(gm, example_inputs, chosen)
     with uncollected():
         run = compile_graph(gm, example_inputs, chosen)
-    if chosen.compare_eager:
+    if chosen.compare_eager and not chosen.watched:
         from lenz.first_calls.compare import compared
 
         run = compared(run, gm, example_inputs, numbered())

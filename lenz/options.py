@@ -111,7 +111,7 @@ class Options:
     compare_eager: bool = aside(
         False,
         "Time each graph against eager in its first call, on copies of the arguments; the faster"
-        " one runs from then on.",
+        " one runs from then on. Not with options that watch kernels, such as `nans`.",
     )
     verify: bool | Literal["kernels"] = aside(
         False, "Check the IR after every pass; `kernels` also checks what each kernel computes."

@@ -40,6 +40,17 @@ def test_the_faster_one_runs_and_is_named(faster: str, capsys: pytest.CaptureFix
     assert told.count("lenz: ") == 1, "the first call alone compares"
 
 
+def test_graphs_that_are_watched_are_not_compared(
+    faster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eager would run no kernel that could be watched."""
+    run = begun(lambda x: x.sqrt() + 1, nans=True)
+    torch.testing.assert_close(run(torch.ones(8)), torch.full((8,), 2.0))
+    with pytest.raises(FloatingPointError, match="NaN"):
+        run(-torch.ones(8))
+    assert "eager" not in capsys.readouterr().err
+
+
 class Net(nn.Module):
     """Running statistics, a counter, and random numbers."""
 
