@@ -59,9 +59,9 @@ def span_of(n: Node) -> Span | None:
     """Return the dimension, the first position and the end of a part; None if not all are known."""
     given = {a.name: v for a, v in arguments(n)}
     shape = (n.all_input_nodes[0] if n.target in READS else n).meta["val"].shape
-    d = given["dim"] % len(shape)
+    d = given["dim"] % max(len(shape), 1)  # of a number, which eager refuses, a part is not known
     at = [given[k] for k in ("index", "start", "end", "step") if k in given]
-    if not all(isinstance(v, int | None) for v in (shape[d], *at)):
+    if not shape or not all(isinstance(v, int | None) for v in (shape[d], *at)):
         return None
     if "index" in given:
         return d, at[0] % shape[d], at[0] % shape[d] + 1
