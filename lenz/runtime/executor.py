@@ -255,14 +255,15 @@ def place(device: str) -> int | str:
     return d.index if d.type == "cuda" else -1 if d.type == "cpu" else device
 
 
-def is_laid_out(t: Any, size: Shape, stride: Shape) -> bool:
+def is_laid_out(t: Any, size: Shape, stride: Shape, may_lack: bool = False) -> bool:
     """Whether it is a dense tensor with these sizes and, where a size is above 1, these strides.
 
-    torch's `assert_size_stride` ends the process for a sparse CSR tensor, which has no strides, and
-    for a size beyond 64 bits: it lets C++ exceptions through the interpreter.
+    With `may_lack` it may have no elements instead. torch's `assert_size_stride` ends the process
+    for a sparse CSR tensor, which has no strides, and for a size beyond 64 bits: it lets C++
+    exceptions through the interpreter.
     """
     if not isinstance(t, torch.Tensor) or t.layout is not torch.strided or t.shape != size:
-        return False
+        return may_lack and isinstance(t, torch.Tensor) and not t.numel()
     rows = zip(size, t.stride(), stride, strict=True)
     return t.stride() == stride or all(x == y or n < 2 for n, x, y in rows)
 

@@ -94,7 +94,7 @@ def assert_tensor(
 
     A `signed` one must not have the negative bit. Strides of dimensions of size 1 are free.
     """
-    is_right = executor.is_laid_out(t, size, stride) and not (signed and t.is_neg())
+    is_right = executor.is_laid_out(t, size, stride, not device) and not (signed and t.is_neg())
     if not is_right or t.dtype is not dtype or device not in ("", str(t.device)):
         executor.refuse((t,), ((name, size, stride, dtype, device),))
 
