@@ -87,10 +87,13 @@ def ops(o: Operands) -> Iterator[tuple[str, Op]]:
             yield f"{name} {dim}", (partial(getattr(torch, name), dim=dim), (x,))
     for name in ("sum", "var", "max", "argmax"):
         yield f"{name} all", (getattr(torch, name), (x,))
-    if SHORT in x.shape:
+    is_short = SHORT in x.shape  # places below SHORT are in both dimensions
+    near = indexed(places.view_as(x) % SHORT, rows % SHORT) if is_short else indexed(places, rows)
+    for name, how in near.items():
+        if not is_short or name.startswith(("gather", "scatter", "index_select")):
+            yield name, (how, (x, y))
+    if is_short:
         return
-    for name, how in indexed(places, rows).items():
-        yield name, (how, (x, y))
     for name, over in images().items():
         yield name, (over, (o.images,))
     for name, along in sequences().items():
