@@ -291,9 +291,7 @@ def vars_of(*bodies: Expr) -> set[Var]:
 
 def finished(finish: Expr, acc: Expr) -> Expr:
     """A reduction's finish with its result in place of ref(acc)."""
-
-    new = lambda e: acc if e.op is _op.REF and e.attrs[0] == "acc" else e
-    return rewritten(finish, new)
+    return rewritten(finish, lambda e: acc if e.op is _op.REF and e.attrs[0] == "acc" else e)
 
 
 def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:

@@ -422,8 +422,7 @@ def rename_reads(n: Node, same: dict[str, str]) -> Node:
     if not isinstance(n, Extern):
         return n
     args = tuple([_atom(a, same) for a in n.args])
-    kwargs = tuple([(k, _atom(a, same)) for k, a in n.kwargs])
-    return replace(n, args=args, kwargs=kwargs)
+    return replace(n, args=args, kwargs=tuple([(k, _atom(a, same)) for k, a in n.kwargs]))
 
 
 def _atom(a: Atom, same: dict[str, str]) -> Atom:

@@ -217,8 +217,7 @@ class Run:
     def view(self, n: graph.View) -> None:
         """Run a view, and check that its layout is its index."""
         shape, stride, offset = self.layout(n.out.type.layout)
-        source = self.tensors[n.source]
-        t = source.as_strided(shape, stride, self.base[n.source] + offset)
+        t = self.tensors[n.source].as_strided(shape, stride, self.base[n.source] + offset)
         env, _ = self.grid(n.axes)
         index = [sym_value(s, env) for s in n.index]
         picked, fault = self.read(load(n.source, n.index, n.out.dtype), index)

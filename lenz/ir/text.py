@@ -63,8 +63,7 @@ def show_range(v: Var) -> str:
     """Bounds of a variable: `0..9`, `1..`, `0..9 < s0`."""
     lo = "" if v.lo is None else str(v.lo)
     hi = "" if v.hi is None else str(v.hi)
-    below = "" if v.below is None else f" < {show_sym(v.below)}"
-    return f"{lo}..{hi}{below}"
+    return f"{lo}..{hi}" + ("" if v.below is None else f" < {show_sym(v.below)}")
 
 
 def range_of(c: Cursor, name: str, s: Scope) -> Var:
@@ -72,8 +71,7 @@ def range_of(c: Cursor, name: str, s: Scope) -> Var:
     lo = None if c.text == ".." else lexer.int_of(c)
     c.expect("..")
     hi = lexer.int_of(c) if c.kind == "int" or c.text == "-" else None
-    below = lexer.sym_of(c, s.vars) if c.accept("<") else None
-    return Var(name, lo, hi, below)
+    return Var(name, lo, hi, lexer.sym_of(c, s.vars) if c.accept("<") else None)
 
 
 def show_size(v: Var) -> str:

@@ -222,8 +222,7 @@ class _Check:
                 broken("flat", f"{len(index)} indices in a load of %{name}", x)
             if b.dtype is not dtype:
                 broken("dtype", f"%{name} is {b.dtype}, loaded as {dtype}", x)
-            size = Int(b.size) if isinstance(b, kernel.Local) else b.size
-            loads.append((load, (size,)))
+            loads.append((load, (Int(b.size) if isinstance(b, kernel.Local) else b.size,)))
 
         check_body(e, s.vars, s.visible, on_load, x)
         check_bounds(loads, (e,), [f.axis.extent for f in s.loops], x)
