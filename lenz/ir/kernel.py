@@ -39,6 +39,7 @@ Meaning of the statements:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import chain
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -49,7 +50,7 @@ from lenz.ir.op import LOAD, MASKED, REF
 from lenz.ir.syntax import exprs_in, map_fields, map_values, slots_in
 from lenz.ir.tensor import Axis
 from lenz.records import dataclass, field, replace
-from lenz.sym import ONE, ZERO, Int, Sym, Var, flatten, maximum, product, substitute
+from lenz.sym import ONE, ZERO, Min, Sym, Var, maximum, minimum, product, substitute, sym
 from lenz.target import HOST
 
 LoopKind = Literal["grid", "lane", "vector", "parallel", "unroll", "seq"]
@@ -327,13 +328,20 @@ _LOOPS = frozenset({"loop_var", "loop_vars", "look_back"})
 def position(over: Sequence[Axis]) -> Sym:
     """The number of an element over the axes of loops, outermost first.
 
-    The last block of a split axis is shorter than the others; its bound counts.
+    The last block of a split axis is shorter than the others: in the steps of its blocks and of the
+    axes outside of it, the bound of a block and the length of the whole axis count.
     """
-    sizes: list[Sym] = []
-    for k, a in enumerate(over):
-        cut = any(b.var in a.extent.free_vars for b in over[:k])
-        sizes.append(Int(a.extent.hi) if cut and a.extent.hi is not None else a.extent)
-    return flatten([a.var for a in over], sizes)
+    at, step = sym(0), sym(1)
+    blocks: dict[Var, tuple[Sym, Sym]] = {}  # the step of the blocks, and that outside of them
+    for a in reversed(over):
+        own, step = blocks.get(a.var, (step, step * a.extent))
+        at = at + a.var * own
+        cut = [b.var for b in over if b.var in a.extent.free_vars]
+        if cut and a.extent.hi is not None:
+            ends = a.extent.args if isinstance(a.extent, Min) else (a.extent,)
+            length = reduce(minimum, [e for e in ends if cut[0] in e.free_vars])
+            blocks[cut[0]] = own * a.extent.hi, own * substitute(length, {cut[0]: ZERO})
+    return at
 
 
 def digits(axes: Sequence[Axis], position: Sym) -> dict[Var, Sym]:

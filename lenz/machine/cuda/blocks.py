@@ -316,8 +316,7 @@ def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, in
     pays = all(a.extent.hi is not None for a in raxes) or (_reads_again(s) and not numbered)
     if pays and _area(whole) <= shape.row and len(raxes) < MOST_AXES:
         return whole
-    # The number of an element over several axes may depend on a cut of the first alone.
-    return _widths(raxes[:1] if numbered else raxes, shape.chunk, env, shape.idle)
+    return _widths(raxes, shape.chunk, env, shape.idle)
 
 
 def _row_room(
