@@ -328,8 +328,7 @@ _LOOPS = frozenset({"loop_var", "loop_vars", "look_back"})
 def position(over: Sequence[Axis]) -> Sym:
     """The number of an element over the axes of loops, outermost first.
 
-    The last block of a split axis is shorter than the others: in the steps of its blocks and of the
-    axes outside of it, the bound of a block and the length of the whole axis count.
+    A split axis counts with its own length, not with that of its blocks: the last one is shorter.
     """
     at, step = sym(0), sym(1)
     blocks: dict[Var, tuple[Sym, Sym]] = {}  # the step of the blocks, and that outside of them

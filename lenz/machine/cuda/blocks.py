@@ -312,8 +312,7 @@ def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, in
     """Lanes per axis of R: the whole row if it fits in registers, else a part of it."""
     raxes = g.domain.raxes
     whole = {a: power_of_two(_length(a, env)) for a in raxes if a.extent is not ONE}
-    numbered = len(raxes) > 1 and any(n.finds_place for n in g.nests)
-    pays = all(a.extent.hi is not None for a in raxes) or (_reads_again(s) and not numbered)
+    pays = all(a.extent.hi is not None for a in raxes) or _reads_again(s)
     if pays and _area(whole) <= shape.row and len(raxes) < MOST_AXES:
         return whole
     return _widths(raxes, shape.chunk, env, shape.idle)
