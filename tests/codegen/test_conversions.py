@@ -156,8 +156,10 @@ def test_no_word_has_an_8_bit_float_and_what_is_computed_from_it(
     ]
     assert len(converts) > 10, "no instruction converts to 8-bit floats"
     for line in converts:
-        for register in re.findall(r"x2\.f32\s+(\w+),", line):
-            uses = re.findall(rf"[^;]*\b{register}\b[^;]*;", line)
+        registers = re.findall(r"x2\.f32\s+(\S+),", line)
+        assert registers, line
+        for register in registers:
+            uses = re.findall(rf"[^;]*(?<!\w){re.escape(register)}\b[^;]*;", line)
             assert len(uses) == 3 and uses[2].split()[0] == "cvt.u32.u16", f"{register} in {line}"
 
 
