@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
 
 from tests.fuzz.refused import SAME, able, found, is_right
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of wrong calls
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    pytest.importorskip("expecttest", reason="torch's op database needs it")
-    was = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(was)
+pytest.importorskip("expecttest", reason="torch's op database needs it")
+pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.filterwarnings("ignore")]  # torch's
 
 
 @pytest.mark.one_in(6, 5)

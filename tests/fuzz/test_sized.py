@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from tests.fuzz.sized import Sized, failure, found, sized
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of odd programs
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    was = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(was)
+pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.filterwarnings("ignore")]  # torch's
 
 
 @pytest.mark.one_in(6, 5)
