@@ -172,8 +172,7 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
     body = [
         replace(x, over=lane.var, every=n.value) if isinstance(x, Scan) else x for x in s.loops[0]
     ]
-    loop: tuple[Stmt, ...] = (For(lane, "vector", all_moved(body, at)),)
-    return nested([*outer, *block], "parallel", loop)
+    return nested([*outer, *block], "parallel", (For(lane, "vector", all_moved(body, at)),))
 
 
 def columns(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
@@ -347,8 +346,7 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
         r = n.raxes[-1].var
         names = {v.name for v in n.offset.free_vars}
         used = [e for k, e in enumerate(bound) if f"@{k}" in names]
-        parts = [n.offset, *all_syms(*used)]
-        moves = mode == "set" and any(r in s.free_vars for s in parts)
+        moves = mode == "set" and any(r in s.free_vars for s in [n.offset, *all_syms(*used)])
         last: LoopKind = "vector" if moves else "seq"
         body = nested(n.raxes[:-1], "seq", (For(n.raxes[-1], last, body),))
     return nested(n.axes, "parallel", body)

@@ -147,8 +147,7 @@ class Accesses:
             ]
             for block in range(0, scopes.copies, scopes.width)
         ]
-        names = transpose.load_transposed(scopes, pointers, dtype)
-        value = Value(names, scopes.fn.level, True)
+        value = Value(transpose.load_transposed(scopes, pointers, dtype), scopes.fn.level, True)
         return self._to_bool(value) if dtype is BOOL else value
 
     def load(self, place: Place, dtype: DType, mask: Value | None, level: int) -> Value:
@@ -256,14 +255,10 @@ def store_pairs(scopes: Scopes, place: Place, dtype: DType, values: tuple[Value,
     element, t = memory_type(dtype), memory_type(dtype, b.lanes)
     for x, y, p in zip(*pairs, pointers, strict=True):
         for half, at in enumerate((p, *after(fn, level, element, (p,), str(b.lanes)))):
-            both = _interleaved(b, t, x, y, half)
+            # x0 y0 x1 y1 .. of one half of the lanes
+            lanes = [(half * b.lanes + i) // 2 + i % 2 * b.lanes for i in range(b.lanes)]
+            both = fn.let(level, shuffle(t, x, y, lanes))
             fn.put(level, f"  store {t} {both}, ptr {at}, align {dtype.bytes}")
-
-
-def _interleaved(b: Builder, t: str, x: str, y: str, half: int) -> str:
-    """The vector x0 y0 x1 y1 ... of one half of the lanes of two vectors."""
-    lanes = [(half * b.lanes + i) // 2 + i % 2 * b.lanes for i in range(b.lanes)]
-    return b.fn.let(b.level, shuffle(t, x, y, lanes))
 
 
 def _reverse(b: Builder, t: str, names: Names) -> Names:

@@ -121,9 +121,8 @@ class Accumulator:
 
     def converted(self, w: Writer, value: Value) -> Value:
         """The result in the reduction's type."""
-        have = self.dtypes[-1]
         want = I64 if len(self.dtypes) > 1 else self.stmt.value.dtype
-        return w.scopes.converted(value, want, have)
+        return w.scopes.converted(value, want, self.dtypes[-1])
 
     def element(self, w: Writer) -> Value:
         """The result at this point of the loops, if the accumulators are in an array."""
@@ -134,9 +133,8 @@ class Accumulator:
 def begin(w: Writer, s: Reduce | Scan, path: tuple[For, ...]) -> Accumulator:
     """Create a reduction's accumulators; `path` are the loops from its outermost one inwards."""
     w.define(s.name, s)
-    lane = next((f for f in path if f.kind == "vector"), None)
-    if w.indices.lane is not None:
-        lane = None  # already in a vector loop: every lane has its own accumulators
+    # Within a vector loop every lane has its own accumulators.
+    lane = next((f for f in path if f.kind == "vector" and w.indices.lane is None), None)
     across = lane is not None and lane.axis.var in loops_over(s)
     axes = {f.axis.var: f.axis for f in path}
     place = position([axes[v] for v in loops_over(s)])

@@ -35,9 +35,8 @@ def host_target() -> Target:
     version = ".".join(str(n) for n in llvm.llvm_version_info)
     triple = llvm.get_process_triple()
     lanes = 16 if found.get("avx512f") else 8 if found.get("avx2") else 4
-    name = llvm.get_host_cpu_name()
     compiler = f"llvm {version} llvmlite {llvmlite.__version__}"
-    return Target("cpu", triple, name, features, lanes, compiler)
+    return Target("cpu", triple, llvm.get_host_cpu_name(), features, lanes, compiler)
 
 
 def features() -> frozenset[str]:
@@ -69,13 +68,6 @@ def compile_module(text: str, target: Target | None = None, level: int = 2) -> b
             return bytes(_machine(target or host_target(), level).emit_object(module))
     except RuntimeError as e:
         raise InternalError(f"LLVM does not accept the text: {e}", pass_name="codegen") from e
-
-
-def assembly(text: str, target: Target | None = None) -> str:
-    """The assembly text of one module, for people."""
-    llvm = _binding()
-    module = llvm.parse_assembly(text, llvm.create_context())
-    return str(_machine(target or host_target()).emit_assembly(module))
 
 
 class Linked:

@@ -119,8 +119,7 @@ def copysign(b: Instructions, dtype: DType, x: Names, y: Names) -> Names:
 def scalef(b: Instructions, _: DType, x: Names, k: Names) -> Names:
     """x * 2^k for f32 x and k by vscalefps of AVX-512, always in vectors of 16."""
     v = "<16 x float>"
-    name = "llvm.x86.avx512.mask.scalef.ps.512"
-    callee = b.fn.module.declare(name, v, v, v, v, "i16", "i32")
+    callee = b.fn.module.declare("llvm.x86.avx512.mask.scalef.ps.512", v, v, v, v, "i16", "i32")
     # All lanes, and the current rounding (4).
     rest = f"{v} zeroinitializer, i16 -1, i32 4"
     text = f"call {v} {callee}({v} {{}}, {v} {{}}, {rest})"

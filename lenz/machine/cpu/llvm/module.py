@@ -243,9 +243,7 @@ def _call_phase(indices: Indices, phase: str, grain: int, count: Sym, context: s
         return
     some = fn.let(0, f"icmp sgt i64 {n}, 0")
     few = fn.let(0, f"icmp sle i64 {n}, {grain}")
-    serial = fn.let(0, f"and i1 {some}, {few}")
-    with scopes.when(serial, []):
+    with scopes.when(fn.let(0, f"and i1 {some}, {few}"), []):
         fn.put(fn.level, direct)
-    many = fn.let(0, f"icmp sgt i64 {n}, {grain}")
-    with scopes.when(many, []):
+    with scopes.when(fn.let(0, f"icmp sgt i64 {n}, {grain}"), []):
         fn.let(fn.level, spread)

@@ -84,8 +84,7 @@ def _along(w: Writer, acc: Accumulator, value: Names) -> Names:
         (carry.name,) = combine(w, acc, (carry.name,), (last,))
         if began:
             text = shuffle(vector("i1", width), began[k], "poison", [width - 1] * width)
-            all_began = fn.let(level, text)
-            (carry.name,) = one.select((all_began,), dtype, (carry.name,), (last,))
+            (carry.name,) = one.select((fn.let(level, text),), dtype, (carry.name,), (last,))
     new = combine(w, acc, tuple(carries), value)
     return b.select(began, dtype, new, value) if began else new
 

@@ -133,8 +133,7 @@ class _Text:
 
 def _single(t: _Text) -> None:
     """Pad a row and sort its only block."""
-    greatest = (1 << (t.bits - 1)) - 1
-    fill = f"  store {t.key} {greatest}, ptr {{}}, align {t.bits // 8}"
+    fill = f"  store {t.key} {(1 << (t.bits - 1)) - 1}, ptr {{}}, align {t.bits // 8}"
     more, following = "ult i64 {}, %size", "add i64 {}, 1"
     t.loop("%count", more, following, lambda c: t.lines.append(fill.format(t.place(c))))
     _blocks(t, "block")

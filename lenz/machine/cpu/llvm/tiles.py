@@ -49,8 +49,7 @@ def emit_tile(w: Writer, s: For) -> None:
     fn = w.scopes.fn
     with w.scopes.when(full, []):
         _tile(w, s, inner)
-    other = fn.let(fn.level, f"xor i1 {full}, true")
-    with w.scopes.when(other, [], cold=True):
+    with w.scopes.when(fn.let(fn.level, f"xor i1 {full}, true"), [], cold=True):
         w.plain_loop(s)
 
 
@@ -60,8 +59,7 @@ def _is_full(w: Writer, loops: tuple[For, For]) -> str:
         extent = f.axis.extent
         if isinstance(extent, Int):
             continue
-        text = w.indices.scalar(extent).names[0]
-        cond = fn.let(fn.level, f"icmp eq i64 {text}, {extent.hi}")
+        cond = fn.let(fn.level, f"icmp eq i64 {w.indices.scalar(extent).names[0]}, {extent.hi}")
         full = cond if full == "true" else fn.let(fn.level, f"and i1 {full}, {cond}")
     return full
 

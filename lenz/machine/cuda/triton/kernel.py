@@ -237,8 +237,7 @@ class _Body:
 
     def tail(self, a: Axis) -> Term | None:
         """The condition under which a lane has an element; None if all have one."""
-        key = "tail", a.var, a.ends
-        return self.text.once(key, lambda: self.inside(a)) if a.ends else None
+        return self.text.once(("tail", a.var, a.ends), lambda: self.inside(a)) if a.ends else None
 
     def inside(self, a: Axis) -> Term:
         """Whether each lane of an axis comes before its ends."""
