@@ -15,7 +15,6 @@ is read once, because its loops run over the same lanes (findings-gpu.md, point 
 from __future__ import annotations
 
 import itertools
-import math
 
 from lenz.ir import kernel
 from lenz.ir.expr import cost_of, loads_of, vars_of
@@ -24,6 +23,7 @@ from lenz.machine.cuda.capabilities import CAN
 from lenz.machine.cuda.flat import flattened
 from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.whole import in_pieces, row_piece, untested
+from lenz.machine.cuda.widths import MOST_AXES, area_of, length_of, warps_of, widths_in
 from lenz.machines import Form
 from lenz.records import dataclass, replace
 from lenz.schedule.accesses import score
@@ -35,9 +35,6 @@ from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, product, step_of, substitute
 from lenz.sym.divide import power_of_two
 
-# Lanes of one program run over at most this many axes, or more if these have only 64 elements.
-# Triton's tensors may have more, but with worse layouts.
-MOST_AXES = 3
 # Rows of a tile of columns if many programs read halves.
 SHORT = 8
 ONE_WARP = 32  # elements per thread of tiles that one warp reduces
@@ -62,8 +59,8 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
         return made
     grid, inside = _loops(g.domain, _part(g), s, made.widths, env)
     apart = {"reduction": untested, "pointwise": in_pieces}.get(made.kind)
-    body, area = apart(inside) if apart else inside, _area(made.widths)
-    warps = _warps(area, made.each, shape)
+    body, area = apart(inside) if apart else inside, area_of(made.widths)
+    warps = warps_of(area, made.each, shape)
     if body != inside and made.kind == "reduction" and not shape.thread:
         # Online softmax of 8192 x 50257 bf16 in parts of 2048: 270 us with 2 warps, 311 with 4.
         warps = max(1, min(warps, area // 1024))
@@ -84,17 +81,17 @@ def _scans(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     if not sorts and not any(n.scans for n in g.nests):
         return None
     if not g.domain.raxes:
-        widths = _widths(g.domain.axes, shape.tile, env)
+        widths = widths_in(g.domain.axes, shape.tile, env)
     else:
         (r,), columns = g.domain.raxes, s.in_columns
-        row = max(2, power_of_two(_length(r, env)))  # an axis of one lane would be a loop
+        row = max(2, power_of_two(length_of(r, env)))  # an axis of one lane would be a loop
         room, most = shape.panel if columns else shape.rows // row, min(shape.row, scanned(g))
         if sorts:
             most = shape.sort
             if 512 <= row <= 1024 and not columns and not shape.thread:
                 room = 1024 // row
-        widths = {r: row} | _widths(g.domain.axes[-1:], min(room, most // row), env)
-    area = _area(widths)
+        widths = {r: row} | widths_in(g.domain.axes[-1:], min(room, most // row), env)
+    area = area_of(widths)
     if not sorts:
         return Tile("scan", widths, max(area // 256, 16))
     longest = max(widths.values(), default=1)
@@ -110,8 +107,8 @@ def _rows_and_columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | 
     """
     if not (part := _part(g)):
         return None
-    widths = {a: power_of_two(_length(a, env)) for a in g.domain.raxes}
-    grid, area = [a.extent for a in g.domain.axes if a not in part], _area(widths)
+    widths = {a: power_of_two(length_of(a, env)) for a in g.domain.raxes}
+    grid, area = [a.extent for a in g.domain.axes if a not in part], area_of(widths)
     room, each = shape.rows, 16
     if not shape.thread and area <= 2048 and env.hint(product(grid)) < FEW:
         each = min(32, 16384 // area)
@@ -119,7 +116,7 @@ def _rows_and_columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | 
         room, each = 1024, 32
     if len(loads_of(*(n.body for n in g.nests))) > 12:  # 32 elements per thread would be spilled
         each = min(each, 16)
-    return Tile("reduction", widths | _widths(part, room // area, env), each)
+    return Tile("reduction", widths | widths_in(part, room // area, env), each)
 
 
 def _transposed(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
@@ -163,24 +160,24 @@ def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
         # the usual tile; 180224 take 1.52 in tiles of 512, 1.69 with the usual one. 2^21 would take
         # twice as long in tiles of 256.
         tile = 256 if total <= 1 << 15 and isinstance(g.domain.rows, Int) else 512
-        return Tile("pointwise", _widths(axes, tile, env), tile // 256)
+        return Tile("pointwise", widths_in(axes, tile, env), tile // 256)
     places = [x for n in g.nests for e in loads_of(n.body) for x in loads_of(*e.args)]
     if any(a.var in vars_of(x) for a in axes[-1:] for x in places):
         # Lanes read anywhere in a row. 64 channels of 16 images at the points of a grid take 31 us
         # by rows, 74 in tiles of 4 rows, which do not fit in the cache together. Short rows share a
         # program, whose lanes would be idle: gathers of 3 of 3, 32 of 32 and 100 of 100 elements
         # take 14, 14 and 33 us so, and 20, 18 and 49 in tiles of 128; 8 of 1024 take 65 and 60.
-        widths = _widths(axes[-1:], shape.tile, env)
-        is_whole = _area(widths) >= _length(axes[-1], env)
-        widths |= _widths(axes[:-1], 512 // _area(widths) if is_whole else 1, env)
-        return Tile("pointwise", widths, max(1, _area(widths) // 128))
+        widths = widths_in(axes[-1:], shape.tile, env)
+        is_whole = area_of(widths) >= length_of(axes[-1], env)
+        widths |= widths_in(axes[:-1], 512 // area_of(widths) if is_whole else 1, env)
+        return Tile("pointwise", widths, max(1, area_of(widths) // 128))
     if axes and (piece := row_piece([n.body for n in g.nests], axes[-1])) >= 128:
-        widths = _widths(axes[-1:], min(piece, shape.tile), env)
-        widths |= _widths(axes[:-1], shape.tile // _area(widths), env)
+        widths = widths_in(axes[-1:], min(piece, shape.tile), env)
+        widths |= widths_in(axes[:-1], shape.tile // area_of(widths), env)
         return Tile("pointwise", widths, 8)
     # Odd rows are loaded and stored element by element: twice the tile is 18% faster.
-    twice = any(_length(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
-    return Tile("pointwise", _widths(axes, shape.tile << twice, env), _each(g, 8))
+    twice = any(length_of(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
+    return Tile("pointwise", widths_in(axes, shape.tile << twice, env), _each(g, 8))
 
 
 def _columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
@@ -195,7 +192,7 @@ def _columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
         # us so, in tiles of 64 x 64 with 8 warps 6.0; of 8 x 2^20, with their places, 14 and 48.
         # 512 rows take up to 1.1 times as long, odd columns 1.4 to 1.7 times, and 64 rows of too
         # few programs 1.2 times (the gradient of a batch norm with channels last).
-        widths = _widths(d.axes[-1:], shape.panel, env) | _widths(d.raxes, SHORT, env)
+        widths = widths_in(d.axes[-1:], shape.panel, env) | widths_in(d.raxes, SHORT, env)
         return Tile("outer_reduction", widths, ONE_WARP)
     return Tile("outer_reduction", *_column_tile(g, s, env, shape))
 
@@ -204,13 +201,13 @@ def _rows(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile:
     """All other reductions: of rows."""
     raxes, stages = g.domain.raxes, shape.stages
     arg = any(n.finds_place for n in g.nests)
-    if arg and shape.is_usual and len(raxes) == 1 and _length(raxes[0], env) > 16384:
+    if arg and shape.is_usual and len(raxes) == 1 and length_of(raxes[0], env) > 16384:
         # Each value carries a position. 4096 rows of 32768 bf16 take 77 us in a loop of tiles with
         # prefetched loads, and 98 us if held.
         shape, stages = replace(shape, row=16384, chunk=4096), 3
     widths = _row_widths(g, s, env, shape)
     room, each = _row_room(g, s, widths, env, shape)
-    widths |= _widths(g.domain.axes, room // _area(widths), env)
+    widths |= widths_in(g.domain.axes, room // area_of(widths), env)
     return Tile("reduction", widths, each, stages)
 
 
@@ -221,12 +218,12 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Form:
     p, r = (score(offsets, x[-1].var) if x else 0 for x in (n.axes, n.raxes))
     # Lanes are contiguous: those of P, unless the scatter is along the last dimension.
     axes = (*n.axes, *n.raxes) if n.axes and r > p else (*n.raxes, *n.axes)
-    widths = _widths(axes, shape.tile, env)
+    widths = widths_in(axes, shape.tile, env)
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all(axes, widths, at)
     store = all_moved([kernel.Store(n.target, n.offset, n.body, n.result.bound, n.result.mode)], at)
     body = nested(grid, "grid", nested(lanes, "lane", store))
-    return Form("scatter", body, kernel.TileConfig(warps=_warps(_area(widths), 8, shape)))
+    return Form("scatter", body, kernel.TileConfig(warps=warps_of(area_of(widths), 8, shape)))
 
 
 def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
@@ -243,17 +240,17 @@ def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
     part, total = shape.part >> wide, env.hint(g.domain.rows) * env.hint(g.domain.length)
     while part > 2048 and total < FEW * part:  # (10, 131072): 8.1 us, in parts of 8192 9.1 us
         part //= 2
-    most = min(part, max(2, power_of_two(_length(r, env))))
+    most = min(part, max(2, power_of_two(length_of(r, env))))
     beside = part // most
     if s.in_columns:
         size = min((e.dtype.bytes for x in s.loops[0] for e in loads_of(x.value)), default=4)
         beside = max(beside, 8 * shape.narrow // size)
-    widths = _widths(axes[-1:], min(beside, 32), env)
+    widths = widths_in(axes[-1:], min(beside, 32), env)
     if widths:
         # Each row has its own window. 2^16 rows of 1024 bf16, down their columns, take 138 us; with
         # 16 bytes instead of 64, and groups of 64, 203 us.
         group = min(group, 16)
-    widths[r] = max(2, min(most, part // _area(widths)))  # an axis of one lane would be a loop
+    widths[r] = max(2, min(most, part // area_of(widths)))  # an axis of one lane would be a loop
     at: dict[Var, Sym] = {}
     grid, lanes = cut_all(axes, widths, at)
     (block,), (lane,) = cut_all([r], widths, at)
@@ -267,55 +264,23 @@ def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
             x, work = replace(x, over=lane.var, back=back), work + g.domain.rows * each
         body.append(x)
     inside = nested([*lanes, lane], "lane", all_moved(body, at))
-    area = _area(widths)
+    area = area_of(widths)
     # 64 registers of 32 bits per thread hold the values of its elements, or 128 if they have 64
     # bits: 2^26 i64 take 290 us with 2 warps, 326 us with 4.
     warps = max(1 if area <= 256 else 2 if scans == [2] else 4, area // 2048)
-    warps = _warps(area, 16, shape) if shape.thread else warps
+    warps = warps_of(area, 16, shape) if shape.thread else warps
     tile = kernel.TileConfig(warps=warps, stages=shape.stages)
     return Form("split_scan", nested([block, *grid], "grid", inside), tile, work=work)
-
-
-def _warps(area: int, each: int, shape: Shape) -> int:
-    """Warps of a program that holds a tile of this many elements, `each` per thread."""
-    least = 1 if area <= 256 or shape.thread or each >= 32 else 4
-    return max(least, min(shape.warps, area // (32 * (shape.thread or each))))
-
-
-def _area(widths: dict[Axis, int]) -> int:
-    return math.prod(widths.values())
-
-
-def _length(a: Axis, env: SymEnv) -> int:
-    """Elements of an axis: its bound, or the likely number."""
-    return a.extent.hi if a.extent.hi is not None else max(env.hint(a.extent), 1)
-
-
-def _widths(axes: Axes, budget: int, env: SymEnv, idle: int = 8) -> dict[Axis, int]:
-    """Lanes per axis, from the innermost outwards, until a tile has `budget` elements."""
-    widths: dict[Axis, int] = {}
-    for a in reversed(axes):
-        if budget <= 1 or (len(widths) >= MOST_AXES and _area(widths) > 64):
-            break
-        n = _length(a, env)
-        width = min(power_of_two(n), budget)
-        # Lanes beyond the end are idle: 768 elements are 3 tiles of 256, not one of 1024.
-        while width > 128 and -(-n // width) * width > n + n // idle:
-            width //= 2
-        if width > 1:
-            widths[a] = width
-        budget //= width
-    return widths
 
 
 def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
     """Lanes per axis of R: the whole row if it fits in registers, else a part of it."""
     raxes = g.domain.raxes
-    whole = {a: power_of_two(_length(a, env)) for a in raxes if a.extent is not ONE}
+    whole = {a: power_of_two(length_of(a, env)) for a in raxes if a.extent is not ONE}
     pays = all(a.extent.hi is not None for a in raxes) or _reads_again(s)
-    if pays and _area(whole) <= shape.row and len(raxes) < MOST_AXES:
+    if pays and area_of(whole) <= shape.row and len(raxes) < MOST_AXES:
         return whole
-    return _widths(raxes, shape.chunk, env, shape.idle)
+    return widths_in(raxes, shape.chunk, env, shape.idle)
 
 
 def _row_room(
@@ -330,8 +295,8 @@ def _row_room(
     and 70 us with 4. Few elements run best in many programs (RMS norm of 512 x 64 bf16: 1.61 us in
     tiles of 256, 1.76 in tiles of 1024).
     """
-    area, raxes = _area(widths), g.domain.raxes
-    is_held = all(_length(r, env) <= widths.get(r, 1) for r in raxes)
+    area, raxes = area_of(widths), g.domain.raxes
+    is_held = all(length_of(r, env) <= widths.get(r, 1) for r in raxes)
     rows = env.hint(g.domain.rows)
     if shape.is_usual and rows * area <= 1 << 18:
         return max(area, 256), 16
@@ -346,7 +311,7 @@ def _row_room(
     size = max(read, default=4)
     if size <= 2 and area >= (16384 if stores else 8192):
         return shape.rows, 64
-    n, each, threads = _length(raxes[-1], env), 16, min(area // 16, 512)
+    n, each, threads = length_of(raxes[-1], env), 16, min(area // 16, 512)
     while each < 64:
         sweep = threads * 16 // size
         if sweep > 2 * n or -(-n // sweep) * sweep <= n + n // 8:
@@ -372,33 +337,33 @@ def _column_tile(g: Group, s: Stages, env: SymEnv, shape: Shape) -> tuple[dict[A
         # misaligned and loaded element by element: 50 us, in tiles of 32 rows 67.
         panel >>= env.hint(g.domain.rows) < FEW // 4 * panel
         budget <<= _odd(axes[-1], env)
-    widths = _widths(axes[-1:], panel, env)
-    whole = {a: power_of_two(_length(a, env)) for a in raxes}
+    widths = widths_in(axes[-1:], panel, env)
+    whole = {a: power_of_two(length_of(a, env)) for a in raxes}
     stores = any(isinstance(x, kernel.Store) for loop in s.loops for x in loop)
     again = _reads_again(s) and (few or stores) and len(raxes) < MOST_AXES
     # Half of a row's limit, because such loops share several values, or f64.
-    room = shape.row // 2 // _area(whole)
-    if again and room >= (2 if few else _area(widths)):
-        return _widths(axes[-1:], min(panel, room), env) | whole, 16
-    rows = budget // _area(widths)
+    room = shape.row // 2 // area_of(whole)
+    if again and room >= (2 if few else area_of(widths)):
+        return widths_in(axes[-1:], min(panel, room), env) | whole, 16
+    rows = budget // area_of(widths)
     sums = sum(isinstance(x, kernel.Reduce) for loop in s.loops for x in loop)
     if few and shape.is_usual:
         # Latency decides, so lanes may be idle: one loop turn instead of seven adds up 788 parts of
         # 768 columns. In a loop each sum has its own registers.
-        if raxes and _length(raxes[-1], env) > rows:
+        if raxes and length_of(raxes[-1], env) > rows:
             rows //= max(1, power_of_two(sums) // 2)
-        return widths | _widths(raxes, rows, env, idle=1), 16
+        return widths | widths_in(raxes, rows, env, idle=1), 16
     # A tile that ends with the rows needs no mask: 784 rows take 0.75 of the time in tiles of 16 as
     # in tiles of 32.
-    if not few and raxes[-1:] and _length(raxes[-1], env) % rows and not _odd(raxes[-1], env, 16):
+    if not few and raxes[-1:] and length_of(raxes[-1], env) % rows and not _odd(raxes[-1], env, 16):
         rows = 16
     if shape.is_usual and raxes and not _odd(raxes[-1], env) and _many_halves(g, widths, env):
         rows = SHORT
     if shape.is_usual and sums > 2:
         # Each sum has its own registers. Most statistics and gradients of several batch norms take
         # 0.4 to 0.9 of the time so; one kernel of FastViT-T8 takes 69 us instead of 145.
-        return widths | _widths(raxes, max(1, rows // 4), env), 4
-    return widths | _widths(raxes, rows, env), 16
+        return widths | widths_in(raxes, max(1, rows // 4), env), 4
+    return widths | widths_in(raxes, rows, env), 16
 
 
 def _reads_again(s: Stages) -> bool:
@@ -413,7 +378,7 @@ def _many_halves(g: Group, widths: dict[Axis, int], env: SymEnv) -> bool:
     us, and 74.5 with 32 rows and 4 warps. f32 gains nothing.
     """
     loads = {e.attrs[0]: e.dtype for n in g.nests for e in loads_of(n.body)}
-    many = env.hint(g.domain.rows) >= 4096 * _area(widths)
+    many = env.hint(g.domain.rows) >= 4096 * area_of(widths)
     return many and len(loads) == 1 and all(d.bits == 16 for d in loads.values())
 
 
@@ -424,16 +389,16 @@ def _column_warps(warps: int, g: Group, widths: dict[Axis, int], env: SymEnv) ->
     56 us). Held columns use no more than 8 (softmax over 256 rows: 92 us, with 16 warps 118 us).
     """
     columns = {a: w for a, w in widths.items() if a in g.domain.axes}
-    panel = _area(columns)
-    if _area(widths) == SHORT * panel and _many_halves(g, columns, env):
+    panel = area_of(columns)
+    if area_of(widths) == SHORT * panel and _many_halves(g, columns, env):
         return 2
     programs = env.hint(g.domain.rows) // panel
-    return min(warps, 8) if warps > 4 or programs > FEW or _area(widths) < 2048 else 8
+    return min(warps, 8) if warps > 4 or programs > FEW or area_of(widths) < 2048 else 8
 
 
 def _odd(a: Axis, env: SymEnv, unit: int = 8) -> bool:
     """True if a row of this length is not a whole number of units of elements."""
-    return _length(a, env) % unit != 0
+    return length_of(a, env) % unit != 0
 
 
 def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
@@ -483,7 +448,7 @@ def _loops(
         # 4096.
         width = widths.get(a, 1)
         unit = width // 8 if width >= 128 else width
-        most[a] = -(-_length(a, env) // unit) * unit
+        most[a] = -(-length_of(a, env) // unit) * unit
     fits = all(n <= widths.get(a, 1) for a, n in most.items())
     held = undecided([(a.extent, Int(n + 1)) for a, n in most.items()])
     if fits and held is not None and _reads_again(s):

@@ -187,12 +187,11 @@ class _Capture(Runner):
             table = (ctypes.c_uint64 * (3 * PIECES))(*[x for p in rows for x in p[1:4]])
             params = node_params(copier(self.gpu), (BLOCKS, len(rows)), THREADS, 0, [table])
             launch(params, self.stream)
-            node = KernelNode(self.last(), params, table)
             for row, (name, to, start, _, moves) in enumerate(rows):
                 origin = self.given[name].data_ptr()
                 place, address = (3 * row + 1, start) if moves else (3 * row, to)
                 self.uses.setdefault(name, []).append((len(self.nodes), place, address - origin))
-            self.nodes.append(node)
+            self.nodes.append(KernelNode(self.last(), params, table))
 
     def name(self, name: str, t: Tensor, source: str = "") -> None:
         """Name a tensor, and record it if it leaves the graph."""
@@ -227,12 +226,11 @@ class _Capture(Runner):
         values = (ctypes.c_int64 * len(given))(*[v - (1 << 64) if v >> 63 else v for v in given])
         each = [ctypes.c_int64.from_buffer(values, 8 * k) for k in range(len(given))]
         params = node_params(handle, (programs, 1), threads, shared, each)
-        node = KernelNode(self.last(), params, values)
         for k, a in enumerate(s.args):
             if origin := self.origins.get(a):
                 use = len(self.nodes), k, given[k] - self.given[origin].data_ptr()
                 self.uses.setdefault(origin, []).append(use)
-        self.nodes.append(node)
+        self.nodes.append(KernelNode(self.last(), params, values))
         return given
 
     def last(self) -> int:

@@ -181,8 +181,7 @@ def _start_arrays(w: Writer, acc: Accumulator) -> None:
         t = memory_type(dtype, width)
         with scopes.loop("0", str(size), width, []) as counter:
             at = f"getelementptr inbounds {memory_type(dtype)}, ptr {base}, i64 {counter}"
-            p = fn.let(fn.level, at)
-            fn.put(fn.level, f"  store {t} {text}, ptr {p}, align {dtype.bytes}")
+            fn.put(fn.level, f"  store {t} {text}, ptr {fn.let(fn.level, at)}, align {dtype.bytes}")
 
 
 def _state_dtypes(s: Reduce | Scan, place: Sym) -> tuple[DType, ...]:

@@ -140,8 +140,7 @@ def _widened(b: Instructions, element: str, name: str, width: int) -> str:
     if b.lanes == width:
         return name
     if b.lanes == 1:
-        t = vector(element, width)
-        text = f"insertelement {t} zeroinitializer, {element} {name}, i32 0"
+        text = f"insertelement {vector(element, width)} zeroinitializer, {element} {name}, i32 0"
     else:
         lanes = [min(i, b.lanes) for i in range(width)]
         text = shuffle(vector(element, b.lanes), name, "zeroinitializer", lanes)

@@ -127,8 +127,7 @@ class Monoid:
 
     def _lanes(self, b: Builder, x: Parts, width: int, first: int, count: int) -> Parts:
         types = [vector(value_type(d), width) for d in self.dtypes]
-        lanes = range(first, first + count)
-        return _each(b, x, [shuffle(t, "{}", "poison", lanes) for t in types])
+        return _each(b, x, [shuffle(t, "{}", "poison", range(first, first + count)) for t in types])
 
     def _reduced(self, b: Builder, name: str, width: int) -> str:
         dtype, opcode = self.dtypes[0], self.opcode

@@ -27,6 +27,7 @@ from lenz.machine.cuda.triton.compile import KernelText, version
 from lenz.machine.cuda.triton.kernel import emit
 from lenz.machine.cuda.triton.pool import Failed, compile_all
 from lenz.machine.cuda.tune.bench import SECONDS, Gpu, example_args, measure, restoring
+from lenz.machine.cuda.widths import room_of
 from lenz.records import dataclass, replace
 from lenz.runtime.store import Store
 from lenz.sym import Int, SymEnv
@@ -145,8 +146,7 @@ def confined(k: Kernel, env: SymEnv) -> Kernel:
         if e.op is LOAD and args:
             ends = {v.name: v for s in e.attrs[1] for v in s.free_vars}
             for n, a in enumerate(args):
-                v = ends[f"@{n}"]
-                size = index(Int((v.hi or 0) + 1 if v.below is None else env.hint(v.below)))
+                size = index(Int(room_of(ends[f"@{n}"], env)))
                 args[n] = a if a.op.guarded else ops.assert_in_range(ops.cast(a, I64), size)
         return rebuild(e, tuple(args))
 
