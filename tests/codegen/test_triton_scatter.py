@@ -36,6 +36,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "scatter": (lambda x, s, j: x.scatter(0, j[:, None].expand(50, 70), s), (X, S, J)),
     "accumulate": (lambda x, s, j: x.index_put((j,), s, accumulate=True), (X, S, J)),
     "index_copy": (lambda x, s, j: x.index_copy(0, j[:9] % 9 * 2, s[:9]), (X, S, J)),
+    "updates within rows": (
+        lambda x, i: x.scatter_add(2, i, x.exp()),
+        (X.view(11, 30, 7), torch.randint(0, 7, (11, 30, 7), generator=G)),
+    ),
+    "few updates within rows": (
+        lambda x, i: x.scatter(1, i[:, :5], x[3:, 9:]),
+        (X, X[3:].argsort(1)),
+    ),
     "amax": (lambda x, s, j: x.scatter_reduce(0, j[:, None].expand(50, 70), s, "amax"), (X, S, J)),
     "mean of halves": (
         lambda x, s, j: x.scatter_reduce(0, j[:, None].expand(50, 70), s, "mean"),

@@ -161,6 +161,16 @@ def test_updates_along_the_last_dimension_read_whole_lines() -> None:
     assert re.findall(r"tl\.load\(.*\b(\w+)\)\)", along) == ["r0", "r0"]
 
 
+@pytest.mark.parametrize("length", [3, 64, 300])
+def test_updates_along_short_rows_have_lanes_in_a_row(length: int) -> None:
+    """Triton lets the threads of tiles run down their columns, each of which is another line."""
+    x, i = torch.empty(5000, length), torch.zeros(5000, length, dtype=torch.int64)
+    _, (text, warps) = texts(lambda x, i: x.scatter_add(1, i, x), x, i)
+    assert re.findall(r"tl\.arange\(0, (\d+)\)", text) == ["1024"] and warps == 4
+    _, (text, _) = texts(lambda x, i: x.index_add(0, i, x), x, i[:, 0])
+    assert text.count("tl.arange") == 2  # all lanes of a row have one place
+
+
 def test_rows_that_lanes_read_anywhere_are_tiles_of_their_own() -> None:
     x, i = torch.empty(16, 64, 3136), torch.zeros(16, 1, 3136, dtype=torch.int64)
     ((text, warps),) = texts(lambda x, i: x.gather(2, i.expand_as(x)), x, i)
