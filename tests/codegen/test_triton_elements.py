@@ -118,6 +118,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "triangle": (lambda x: x.tril(1) + x.triu(-1), (tensor(6, 9),)),
     "gather rows, some negative": (lambda x, i: x[i], (tensor(4, 6), NEGATIVE)),
     "gather two axes": (lambda x, i: x[i, :, i], (tensor(4, 6, 5), NEGATIVE)),
+    "gather long rows": (lambda x, i: x[i] + 1, (tensor(3, 1000), NEGATIVE % 3)),
     "gather by i32": (lambda x, i: x[i], (tensor(4, 6), NEGATIVE.int())),
     "gather within rows": (lambda x, i: x.gather(1, i), (tensor(5, 6), NEGATIVE[:, None] % 6)),
     "embedding": (lambda x, i: F.embedding(i, x), (tensor(40, 6), torch.arange(21).view(3, 7))),

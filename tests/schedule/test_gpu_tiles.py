@@ -180,6 +180,15 @@ def test_rows_that_lanes_read_anywhere_are_tiles_of_their_own() -> None:
     assert text.count("tl.arange") == 2  # lanes read a row of the table in order
 
 
+def test_rows_that_are_gathered_again_are_read_part_by_part() -> None:
+    """A part of all rows of the table stays in the cache."""
+    table, at = torch.empty(64, 1 << 16), torch.zeros(4096, dtype=torch.int64)
+    ((text, _),) = texts(lambda x, i: x[i].exp(), table, at)
+    assert "p0 = pid1 % 4096" in text
+    ((text, _),) = texts(lambda x, i: x[i].exp(), table, at[:64])
+    assert "p0 = pid1 // 64" in text  # row by row
+
+
 def test_a_row_of_odd_length_tests_its_last_tile_alone() -> None:
     ((text, _),) = texts(torch.relu, torch.empty(2049, 2047, dtype=BF16))
     whole, last = text.split("else:")
