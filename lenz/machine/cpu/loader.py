@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from functools import cache
 
 from lenz.machine.cpu.llvm.compile import link
 from lenz.machines import Counts, Functions, Loader, register
 from lenz.runtime.threads import imports
-
-
-@cache
-def _prototype(pointers: int, sizes: int) -> Callable[[int], Callable[..., int]]:
-    given = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *given)
 
 
 def function(address: int, pointers: int, sizes: int) -> Callable[..., int]:
@@ -24,7 +17,8 @@ def function(address: int, pointers: int, sizes: int) -> Callable[..., int]:
     ctypes.ArgumentError. The call releases the GIL. The holder of the callable must keep the linked
     library alive.
     """
-    return _prototype(pointers, sizes)(address)
+    given = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *given)(address)
 
 
 def load(pieces: Mapping[str, bytes], kernels: Counts, device: str) -> tuple[Functions, object]:

@@ -117,8 +117,7 @@ class Accesses:
             return found
         b, pair = self.scopes.operands((I64, I64), start, by)
         head = f"getelementptr inbounds {memory_type(dtype)}, "
-        rows = zip(*pair, strict=True)
-        names = b.fn.lets(b.level, (f"{head}ptr {p}, i64 {n}" for p, n in rows))
+        names = b.fn.lets(b.level, (f"{head}ptr {p}, i64 {n}" for p, n in zip(*pair, strict=True)))
         return self.scopes.keep(key, Value(names, b.level))
 
     def _gep(self, base: str, dtype: DType, index: Value, index_dtype: DType) -> Value:

@@ -209,8 +209,7 @@ def _entry(module: Module, k: Kernel, phases: list[Phase], streamed: Collection[
         bits = "0"
         for p in starts:
             bits = fn.let(0, f"or i64 {bits}, {fn.let(0, f'ptrtoint ptr {p} to i64')}")
-        rest = fn.let(0, f"and i64 {bits}, {LINE - 1}")
-        whole = fn.let(0, f"icmp eq i64 {rest}, 0")
+        whole = fn.let(0, f"icmp eq i64 {fn.let(0, f'and i64 {bits}, {LINE - 1}')}, 0")
     for number, (axes, _) in enumerate(phases):
         phase = f"@{k.name}.p{number}"
         if starts:

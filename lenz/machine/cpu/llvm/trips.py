@@ -62,8 +62,7 @@ def rounded(fn: Function, extent: Sym, text: str, step: int) -> str:
         return text
     if step & (step - 1) == 0:
         return fn.let(fn.level, f"and i64 {text}, {-step}")
-    rest = fn.let(fn.level, f"urem i64 {text}, {step}")
-    return fn.let(fn.level, f"sub i64 {text}, {rest}")
+    return fn.let(fn.level, f"sub i64 {text}, {fn.let(fn.level, f'urem i64 {text}, {step}')}")
 
 
 def left(fn: Function, counter: str, stop: str) -> Value:

@@ -21,9 +21,8 @@ from contextlib import suppress
 from functools import cache
 from typing import TypeAlias
 
-from lenz.errors import InternalError
 from lenz.ir.binary import Binary, decode, encode
-from lenz.machine.cuda.triton.compile import KernelText, compile_text, version
+from lenz.machine.cuda.triton.compile import KernelText, version
 from lenz.machine.cuda.triton.worker import ALIVE, ANSWER, batch
 from lenz.records import dataclass
 from lenz.runtime.store import Store
@@ -92,7 +91,7 @@ class ServerClient:
     """
 
     def __init__(self, *, workers: int = 0, seconds: int = 120, patience: int = 240) -> None:
-        self._workers = workers or min(MAX_WORKERS, _cpus())
+        self._workers = workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         self._seconds = seconds
         self._patience = patience
         self._lock = threading.Lock()
@@ -104,15 +103,13 @@ class ServerClient:
     def start(self) -> None:
         """Start the server if it does not run; `compile` reports a failure."""
         with self._lock, suppress(OSError):
-            if hasattr(os, "fork") and not self._closed:
+            if not self._closed:
                 self._start()
 
     def compile(
         self, kernels: Sequence[KernelText], arch: int, tell: Tell = lambda *_: None
     ) -> list[Binary | Failed]:
         """Return one result per kernel, in order; a new server takes over from a dead one."""
-        if not hasattr(os, "fork"):  # Windows: there is no server
-            return [_here(k, arch) for k in kernels]
         done: dict[int, Binary | Failed] = {}
         why = ""
         with self._lock:
@@ -212,16 +209,3 @@ def _kill(server: subprocess.Popen[bytes]) -> None:
 def _pool(process: int) -> ServerClient:
     """The pool of the process with this id: a fork must not use its parent's pool."""
     return ServerClient()
-
-
-def _here(k: KernelText, arch: int) -> Binary | Failed:
-    """Compile in this process."""
-    try:
-        return compile_text(k, arch)
-    except InternalError as e:
-        return Failed(k.name, e.what)
-
-
-def _cpus() -> int:
-    """The CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -23,9 +23,7 @@ def space(kind: KernelKind, rows: int, length: int) -> tuple[Shape, ...]:
     if kind == "split_scan":
         parts = ((1024, 2), (2048, 2), (2048, 4), (4096, 4), (8192, 2), (8192, 8), (16384, 8))
         return tuple(_warped(p, w, part=p) for p, w in parts)
-    if kind == "outer_reduction":
-        return _panels(rows, length)
-    return _rows(power_of_two(length))
+    return _panels(rows, length) if kind == "outer_reduction" else _rows(power_of_two(length))
 
 
 def _warped(area: int, warps: int, **widths: int) -> Shape:
