@@ -210,7 +210,7 @@ def test_a_position_is_a_number_of_64_bits() -> None:
     assert all(b.code for b in cubins(s)), "the bits of a position are 64"
 
 
-@pytest.mark.parametrize("columns,widths", [(3, [128, 4]), (300, [128])])
+@pytest.mark.parametrize("columns,widths", [(3, [512]), (300, [512]), (3136, [256])])
 def test_short_rows_that_are_read_anywhere_share_programs(columns: int, widths: list[int]) -> None:
     g = read(f"""graph @g() on cpu {{
       in %x : f32[900000, 50]

@@ -163,12 +163,34 @@ def test_updates_along_the_last_dimension_read_whole_lines() -> None:
 
 @pytest.mark.parametrize("length", [3, 64, 300])
 def test_updates_along_short_rows_have_lanes_in_a_row(length: int) -> None:
-    """Triton lets the threads of tiles run down their columns, each of which is another line."""
+    """Triton lets the threads of tiles run down their columns, whose elements are far apart."""
     x, i = torch.empty(5000, length), torch.zeros(5000, length, dtype=torch.int64)
     _, (text, warps) = texts(lambda x, i: x.scatter_add(1, i, x), x, i)
-    assert re.findall(r"tl\.arange\(0, (\d+)\)", text) == ["1024"] and warps == 4
+    assert re.findall(r"tl\.arange\(0, (\d+)\)", text) == ["512"] and warps == 4
     _, (text, _) = texts(lambda x, i: x.index_add(0, i, x), x, i[:, 0])
     assert text.count("tl.arange") == 2  # all lanes of a row have one place
+
+
+def test_short_rows_of_pairs_have_lanes_in_a_line() -> None:
+    """Otherwise Triton lets threads run down the columns of a tile: no access is contiguous."""
+
+    def rotated(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack([a * c - b * s, a * s + b * c], -1).flatten(-2)
+
+    x, c = torch.empty(4, 2048, 32, 128, dtype=BF16), torch.empty(2048, 1, 64, dtype=BF16)
+    ((text, _),) = texts(rotated, x, c, c)
+    assert re.findall(r"tl\.arange\(0, (\d+)\)", text) == ["1024"]
+    ((text, _),) = texts(lambda x: x[..., :64] * 2, x)
+    assert text.count("tl.arange") == 2  # each row is contiguous
+
+
+def test_updates_of_rows_visit_a_part_of_all_of_them_first() -> None:
+    g, at = torch.empty(65536, 4096), torch.zeros(65536, dtype=torch.int64)
+    _, (text, _) = texts(lambda g, i: g.new_zeros(8192, 4096).index_add(0, i, g), g, at)
+    assert "r0 = pid1 % 65536" in text
+    _, (text, _) = texts(lambda g, i: g.new_zeros(100, 4096).index_add(0, i, g), g, at)
+    assert "r0 = pid1 // 8" in text  # the table is small
 
 
 def test_rows_that_lanes_read_anywhere_are_tiles_of_their_own() -> None:

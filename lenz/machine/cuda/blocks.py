@@ -15,16 +15,15 @@ is read once, because its loops run over the same lanes (findings-gpu.md, point 
 from __future__ import annotations
 
 import itertools
-import math
 
 from lenz.ir import kernel
-from lenz.ir.expr import cost_of, is_bound_var, loads_of, vars_of
-from lenz.ir.tensor import Axes, Axis, axis
+from lenz.ir.expr import cost_of, loads_of, vars_of
+from lenz.ir.tensor import Axes, Axis
 from lenz.machine.cuda.capabilities import CAN
 from lenz.machine.cuda.flat import flattened
 from lenz.machine.cuda.shape import Shape
 from lenz.machine.cuda.whole import in_pieces, row_piece, untested
-from lenz.machine.cuda.widths import MOST_AXES, area_of, length_of, room_of, warps_of, widths_in
+from lenz.machine.cuda.widths import MOST_AXES, area_of, by_parts, cut_lanes, length_of, widths_in
 from lenz.machines import Form
 from lenz.records import dataclass, replace
 from lenz.schedule.accesses import score
@@ -45,12 +44,16 @@ BRIEF, LONG = 32, 96  # costs of the formulas of a group
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The result of a rule: lanes per axis, elements per thread, stages (0: those of the shape)."""
+    """The result of a rule: lanes per axis, elements per thread, stages (0: those of the shape).
+
+    The lanes of a tile of several axes may be those of one line.
+    """
 
     kind: kernel.KernelKind
     widths: dict[Axis, int]
     each: int
     stages: int = 0
+    in_line: bool = False
 
 
 def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
@@ -58,13 +61,12 @@ def tiled(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form:
     made = next(t for rule in RULES if (t := rule(g, s, env, shape)) is not None)
     if isinstance(made, Form):
         return made
-    grid, inside = _loops(g.domain, _part(g), s, made.widths, env)
+    grid, inside = _loops(g.domain, _part(g), s, made, env)
     apart = {"reduction": untested, "pointwise": in_pieces}.get(made.kind)
-    if made.kind == "pointwise" and _gathers_again(g, env):
-        # 4096 rows of 65536 f32 of a table of 64 take 284 us so, row by row 353.
-        grid = [*grid[-1:], *grid[:-1]]
+    at = [(e.attrs[1][0], e.args, e.dtype) for e in loads_of(*(n.body for n in g.nests))]
+    grid = by_parts(grid, at, g.domain.axes, made.widths, env)
     body, area = apart(inside) if apart else inside, area_of(made.widths)
-    warps = warps_of(area, made.each, shape)
+    warps = _warps(area, made.each, shape)
     if body != inside and made.kind == "reduction" and not shape.thread:
         # Online softmax of 8192 x 50257 bf16 in parts of 2048: 270 us with 2 warps, 311 with 4.
         warps = max(1, min(warps, area // 1024))
@@ -159,40 +161,32 @@ def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     axes = g.domain.axes
     if g.domain.raxes:
         return None
+    # No axis of an access is contiguous. Rotary embeddings of pairs, 4 x 2048 x 32 x 128 bf16, take
+    # 56 us in a line, 284 in tiles.
+    steps = [[step_of(x, a.var) for a in axes] for x in s.offsets if axes]
+    in_line = any(ONE not in each and each[-1] is not ZERO for each in steps)
     if shape.is_usual and (total := env.hint(g.domain.rows)) <= 1 << 19:
         # Latency decides: silu of 22528 bf16 takes 1.36 us in tiles of 256 with 8 warps, 1.51 with
         # the usual tile; 180224 take 1.52 in tiles of 512, 1.69 with the usual one. 2^21 would take
         # twice as long in tiles of 256.
         tile = 256 if total <= 1 << 15 and isinstance(g.domain.rows, Int) else 512
-        return Tile("pointwise", widths_in(axes, tile, env), tile // 256)
+        return Tile("pointwise", widths_in(axes, tile, env), tile // 256, in_line=in_line)
     places = [x for n in g.nests for e in loads_of(n.body) for x in loads_of(*e.args)]
     if any(a.var in vars_of(x) for a in axes[-1:] for x in places):
         # Lanes read anywhere in a row. 64 channels of 16 images at the points of a grid take 31 us
         # by rows, 74 in tiles of 4 rows, which do not fit in the cache together. Short rows share a
-        # program, whose lanes would be idle: gathers of 3 of 3, 32 of 32 and 100 of 100 elements
-        # take 14, 14 and 33 us so, and 20, 18 and 49 in tiles of 128; 8 of 1024 take 65 and 60.
-        widths = widths_in(axes[-1:], shape.tile, env)
-        is_whole = area_of(widths) >= length_of(axes[-1], env)
-        widths |= widths_in(axes[:-1], 512 // area_of(widths) if is_whole else 1, env)
-        return Tile("pointwise", widths, max(1, area_of(widths) // 128))
+        # program: gathers of 3 of 3 and 300 of 300 take 6 and 64 us so, in tiles 8 and 107.
+        is_short = length_of(axes[-1], env) <= shape.tile
+        widths = widths_in(axes, 512, env) if is_short else widths_in(axes[-1:], shape.tile, env)
+        return Tile("pointwise", widths, max(1, area_of(widths) // 128), in_line=True)
     if axes and (piece := row_piece([n.body for n in g.nests], axes[-1])) >= 128:
         widths = widths_in(axes[-1:], min(piece, shape.tile), env)
         widths |= widths_in(axes[:-1], shape.tile // area_of(widths), env)
         return Tile("pointwise", widths, 8)
     # Odd rows are loaded and stored element by element: twice the tile is 18% faster.
     twice = any(length_of(a, env) > 2 * shape.tile and _odd(a, env) for a in axes[-1:])
-    return Tile("pointwise", widths_in(axes, shape.tile << twice, env), _each(g, 8))
-
-
-def _gathers_again(g: Group, env: SymEnv) -> bool:
-    """True if rows come from a table of fewer rows: a part of all of them stays in the cache."""
-    axes = g.domain.axes
-    for e in loads_of(*(n.body for n in g.nests)):
-        over, rows = vars_of(*e.args), filter(is_bound_var, e.attrs[1][0].free_vars)
-        found = math.prod(env.hint(a.extent) for a in axes if a.var in over)
-        if found > math.prod(room_of(v, env) for v in rows) and axes[-1].var not in over:
-            return True
-    return False
+    widths = widths_in(axes, shape.tile << twice, env)
+    return Tile("pointwise", widths, _each(g, 8), in_line=in_line)
 
 
 def _columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
@@ -233,20 +227,16 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Form:
     p, r = (score(offsets, x[-1].var) if x else 0 for x in (n.axes, n.raxes))
     # Lanes are contiguous: those of P, unless the scatter is along the last dimension.
     axes = (*n.axes, *n.raxes) if n.axes and r > p else (*n.raxes, *n.axes)
-    widths, own = widths_in(axes, shape.tile, env), dict[Var, Sym]()
-    if len(widths) > 1 and any(axes[-1].var in vars_of(x) for x in n.result.bound):
-        # Lanes in a row: Triton lets the threads of tiles run down their columns. Sums of 2^24 f32
-        # within rows of 16 take 104 us so, 219 in tiles of 64 rows; of 300, 177 and 205.
-        rows = axes[axes.index([*widths][-1]) :]
-        line = axis(rows[0].name, product(a.extent for a in rows))
-        axes, own = (*axes[: -len(rows)], line), kernel.digits(rows, line.var)
-        widths = widths_in((line,), shape.tile, env)
-    at: dict[Var, Sym] = {}
-    grid, lanes = cut_all(axes, widths, at)
-    at |= {v: substitute(x, at) for v, x in own.items()}
+    # 65536 rows of 4096 f32 are added to 8192 in 530 us, in tiles of 1024 in 662.
+    widths = widths_in(axes, shape.tile // 2, env)
+    # Sums of 2^24 f32 within rows of 16 take 104 us in a line, 219 in tiles of 64 rows; within rows
+    # of 300, 177 and 205.
+    in_line = any(axes[-1].var in vars_of(x) for x in n.result.bound)
+    grid, lanes, at = cut_lanes(axes, widths, in_line, env)
+    grid = by_parts(grid, [(n.offset, n.result.bound, n.body.dtype)], axes, widths, env)
     store = all_moved([kernel.Store(n.target, n.offset, n.body, n.result.bound, n.result.mode)], at)
     body = nested(grid, "grid", nested(lanes, "lane", store))
-    return Form("scatter", body, kernel.TileConfig(warps=warps_of(area_of(widths), 8, shape)))
+    return Form("scatter", body, kernel.TileConfig(warps=_warps(area_of(widths), 8, shape)))
 
 
 def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
@@ -291,9 +281,15 @@ def _scan_parts(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
     # 64 registers of 32 bits per thread hold the values of its elements, or 128 if they have 64
     # bits: 2^26 i64 take 290 us with 2 warps, 326 us with 4.
     warps = max(1 if area <= 256 else 2 if scans == [2] else 4, area // 2048)
-    warps = warps_of(area, 16, shape) if shape.thread else warps
+    warps = _warps(area, 16, shape) if shape.thread else warps
     tile = kernel.TileConfig(warps=warps, stages=shape.stages)
     return Form("split_scan", nested([block, *grid], "grid", inside), tile, work=work)
+
+
+def _warps(area: int, each: int, shape: Shape) -> int:
+    """Warps of a program that holds a tile of this many elements, `each` per thread."""
+    least = 1 if area <= 256 or shape.thread or each >= 32 else 4
+    return max(least, min(shape.warps, area // (32 * (shape.thread or each))))
 
 
 def _row_widths(g: Group, s: Stages, env: SymEnv, shape: Shape) -> dict[Axis, int]:
@@ -443,11 +439,12 @@ def _part(g: Group) -> Axes:
 
 
 def _loops(
-    d: Domain, part: Axes, s: Stages, widths: dict[Axis, int], env: SymEnv
+    d: Domain, part: Axes, s: Stages, tile: Tile, env: SymEnv
 ) -> tuple[list[Axis], tuple[kernel.Stmt, ...]]:
     """The grid, and the loops of a program. If the length is unknown, short rows are held."""
-    at: dict[Var, Sym] = {}
-    grid, lanes = cut_all([a for a in d.axes if a not in part], widths, at)
+    widths = tile.widths
+    own = tuple([a for a in d.axes if a not in part])
+    grid, lanes, at = cut_lanes(own, widths, tile.in_line, env)
     turns, rows = cut_all(part, widths, at)
 
     def row(most: dict[Axis, int] | None) -> tuple[kernel.Stmt, ...]:
