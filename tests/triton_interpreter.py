@@ -47,7 +47,7 @@ _COUNT = itertools.count()
 BF16_OPS = (
     "create_bitcast", "create_broadcast", "create_expand_dims", "create_fp_to_fp", "create_fp_ext",
     "create_fp_trunc", "create_masked_load", "create_masked_store", "create_load", "create_store",
-    "create_select", "create_splat", "create_addptr", "create_reshape",
+    "create_select", "create_splat", "create_addptr", "create_reshape", "create_join",
 )  # fmt: skip
 
 

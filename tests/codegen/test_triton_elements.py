@@ -109,6 +109,15 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "digits of a position": (lambda x: torch.arange(40).view(5, 8) // 3 + x, (tensor(5, 8),)),
     "cat": (lambda x, y: torch.cat([x, y, x * 2], 1), (tensor(5, 7), tensor(5, 3))),
     "cat of nothing": (lambda x, y: torch.cat([x, y], 0), (tensor(0, 3), tensor(2, 3))),
+    "pairs": (lambda x, y: torch.stack([x.cos(), y], -1), (tensor(17, 5), tensor(17, 5))),
+    "pairs across": (lambda x, y: torch.stack([x.t(), y], -1), (tensor(33, 17), tensor(17, 33))),
+    "pairs of halves": (lambda x: torch.stack([x, x * x], -1), (tensor(3, 50).bfloat16(),)),
+    "pairs with a number": (lambda x: torch.stack([x, x * 0 - 0.0], -1), (tensor(7).double(),)),
+    "pairs of bytes": (lambda x: torch.stack([x > 0, x < 1], -1), (tensor(3, 9),)),
+    "swapped pairs": (lambda x: x.copy_(torch.stack([x[:, 1], x[:, 0] + 1], -1)), (tensor(9, 2),)),
+    "pairs of a row": (
+        lambda x, y: torch.stack([x + y, y.expand(5, 9)], -1), (tensor(5, 9), tensor(9))
+    ),
     "stack": (lambda x, y: torch.stack([x, y, x], 1), (tensor(17, 4).t(), tensor(4, 17))),
     "pad": (lambda x: F.pad(x, (1, 2, 3, 0), value=2.0), (tensor(5, 7),)),
     "crop": (lambda x: F.pad(x, (-1, 2)), (tensor(5, 7),)),
@@ -208,6 +217,13 @@ def test_a_position_is_a_number_of_64_bits() -> None:
     s = assert_triton(g)  # type: ignore[arg-type]
     assert "tl.arange(0, 512)\n" in "".join(texts_of(s)), "the indices have 64 bits"
     assert all(b.code for b in cubins(s)), "the bits of a position are 64"
+
+
+def test_neighbours_are_stored_by_one_access() -> None:
+    (text,) = texts_of(
+        assert_function(lambda x, y: torch.stack([x, y], -1), tensor(5), tensor(5) * 2)
+    )
+    assert text.count("tl.store") == text.count("tl.join") == 1
 
 
 @pytest.mark.parametrize("columns,widths", [(3, [512]), (300, [512]), (3136, [256])])

@@ -42,8 +42,7 @@ def flattened(g: Group, s: Stages, env: SymEnv, width: int) -> tuple[Stmt, ...] 
             moving.append((x.offset, x.value.dtype.bytes))
     moving = [(at, size) for at, size in moving if last.var in at.free_vars]
     flat = [size for at, size in moving if at is place]
-    word = WORD if len(axes) > 1 else LONG_WORD
-    if all(size * (length & -length) >= word for size in flat):
+    if all(size * (length & -length) >= (WORD if len(axes) > 1 else LONG_WORD) for size in flat):
         return None
     if 2 * sum(flat) <= sum(size for _, size in moving):
         return None

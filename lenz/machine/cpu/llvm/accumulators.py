@@ -194,9 +194,7 @@ def _state_dtypes(s: Reduce | Scan, place: Sym) -> tuple[DType, ...]:
 
 def _extent(a: Axis) -> int:
     if a.extent.hi is None:
-        raise InternalError(
-            f"accumulators over {a.name}, whose extent is unbounded", pass_name="codegen"
-        )
+        raise InternalError(f"accumulators over the unbounded {a.name}", pass_name="codegen")
     return max(a.extent.hi, 1)
 
 

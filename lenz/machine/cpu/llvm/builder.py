@@ -67,10 +67,8 @@ class Builder(Instructions):
 
     def fail(self, cond: Names, code: int) -> None:
         """Record that cond held somewhere; the kernel returns the code of one that did."""
-        fn, number = self.fn, self.fn.label()
-        fn.put(
-            self.level, f"  br i1 {self.any(cond)}, label %bad.{number}, label %ok.{number}, {COLD}"
-        )
+        fn, some, number = self.fn, self.any(cond), self.fn.label()
+        fn.put(self.level, f"  br i1 {some}, label %bad.{number}, label %ok.{number}, {COLD}")
         fn.block(self.level, f"bad.{number}")
         fn.put(self.level, f"  store i64 {code}, ptr {FAILED}, align 8")
         fn.put(self.level, f"  br label %ok.{number}")

@@ -121,8 +121,7 @@ def scalef(b: Instructions, _: DType, x: Names, k: Names) -> Names:
     v = "<16 x float>"
     callee = b.fn.module.declare("llvm.x86.avx512.mask.scalef.ps.512", v, v, v, v, "i16", "i32")
     # All lanes, and the current rounding (4).
-    rest = f"{v} zeroinitializer, i16 -1, i32 4"
-    text = f"call {v} {callee}({v} {{}}, {v} {{}}, {rest})"
+    text = f"call {v} {callee}({v} {{}}, {v} {{}}, {v} zeroinitializer, i16 -1, i32 4)"
     return _on_whole(b, ("float", "float"), 16, text, x, k)
 
 

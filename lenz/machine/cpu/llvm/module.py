@@ -217,8 +217,7 @@ def _entry(module: Module, k: Kernel, phases: list[Phase], streamed: Collection[
         _call_phase(indices, phase, k.tile.grain, product([a.extent for a in axes]), context)
     result = fn.let(0, f"load i64, ptr {FAILED}, align 8")
     params = ", ".join([f"{kind} {name}" for kind, name in given])
-    head = f"define i64 @{k.name}({params}) #0 {{"
-    return f"{head}\n{fn.text()}\n  ret i64 {result}\n}}"
+    return f"define i64 @{k.name}({params}) #0 {{\n{fn.text()}\n  ret i64 {result}\n}}"
 
 
 def _call_phase(indices: Indices, phase: str, grain: int, count: Sym, context: str) -> None:

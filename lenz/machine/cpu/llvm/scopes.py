@@ -85,9 +85,8 @@ class Scopes:
         level = max([v.level for v in values], default=0)
         lanes = any(v.lanes for v in values)
         copies = max([len(v.names) for v in values], default=1)
-        pairs = zip(values, dtypes, strict=True)
         return self.builder(level, lanes, copies), [
-            self.spread(v, d, lanes, copies) for v, d in pairs
+            self.spread(v, d, lanes, copies) for v, d in zip(values, dtypes, strict=True)
         ]
 
     def converted(self, value: Value, to: DType, source: DType) -> Value:
@@ -111,10 +110,8 @@ class Scopes:
             names = []
             for n in value.names:
                 one = self.fn.let(value.level, f"insertelement {t} poison, {element} {n}, i32 0")
-                zeros = f"<{self.width} x i32> zeroinitializer"
-                names.append(
-                    self.fn.let(value.level, f"shufflevector {t} {one}, {t} poison, {zeros}")
-                )
+                text = f"shufflevector {t} {one}, {t} poison, <{self.width} x i32> zeroinitializer"
+                names.append(self.fn.let(value.level, text))
             found = self.keep(key, Value(tuple(names), value.level, True))
         return found.names
 

@@ -179,8 +179,7 @@ def _compared(t: _Text, mirrored: bool) -> None:
             t.store(a, low, k)
             t.store(turned(b), high, sign * k)
 
-    stop = t.let("lshr i64 %size, 1")
-    t.loop("0", f"ult i64 {{}}, {stop}", f"add i64 {{}}, {4 * t.lanes}", four)
+    t.loop("0", f"ult i64 {{}}, {t.let('lshr i64 %size, 1')}", f"add i64 {{}}, {4 * t.lanes}", four)
 
 
 def _block(t: _Text) -> None:

@@ -49,8 +49,7 @@ def nonempty(indices: Indices, extent: Sym, cells: list[Cell]) -> Iterator[str]:
         yield text
         return
     fn, is_empty = scopes.fn, text[0] != "%" and int(text) <= 0
-    cond = "false" if is_empty else fn.let(fn.level, f"icmp sgt i64 {text}, 0")
-    with scopes.when(cond, cells):
+    with scopes.when("false" if is_empty else fn.let(fn.level, f"icmp sgt i64 {text}, 0"), cells):
         yield text
 
 
