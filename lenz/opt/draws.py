@@ -31,8 +31,7 @@ def draws(g: Graph, cx: Context) -> Graph:
         outs = drawn[outs_of(n)[0].type.device]
         if len(outs) == 1 or outs[0] is not n.outs[0]:
             return n if len(outs) == 1 else ()
-        return replace(
-            n, op="lenz.seeds", outs=tuple(outs), args=(len(outs), *n.args), single=False
-        )
+        args = (len(outs), *n.args)
+        return replace(n, op="lenz.seeds", outs=tuple(outs), args=args, single=False)
 
     return each(g, once)

@@ -107,6 +107,16 @@ def test_short_axes_share_a_tile(heads: int, axes: int) -> None:
     assert text.count("tl.arange(") == axes
 
 
+def test_parts_of_a_sum_lie_in_memory() -> None:
+    """Whatever the order of the dimensions is."""
+    (part, _), _ = texts(lambda x: x.permute(2, 0, 1).mean(), torch.empty(512, 512, 64))
+    assert "tl.load(a0 + ((16384 * p0) + r0))" in part
+    (part, _), _ = texts(
+        lambda x: x.permute(0, 3, 1, 2).sum((1, 2, 3)), torch.empty(8, 64, 64, 256)
+    )
+    assert re.search(r"tl\.load\(a0 \+ \(\(.*\) \+ r0\)\)", part)
+
+
 def test_few_programs_have_8_warps() -> None:
     ((_, warps),) = texts(lambda x: x.sum(1), torch.empty(64, 1024, 512, dtype=BF16))
     assert warps == 8
