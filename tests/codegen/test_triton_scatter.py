@@ -40,6 +40,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, i: x.scatter_add(2, i, x.exp()),
         (X.view(11, 30, 7), torch.randint(0, 7, (11, 30, 7), generator=G)),
     ),
+    "one update": (lambda x, i: x.scatter(0, i, 2.0), (X[0], J[0])),
     "few updates within rows": (
         lambda x, i: x.scatter(1, i[:, :5], x[3:, 9:]),
         (X, X[3:].argsort(1)),

@@ -231,7 +231,7 @@ def scattered(n: Nest, env: SymEnv, shape: Shape) -> Form:
     widths = widths_in(axes, shape.tile // 2, env)
     # Sums of 2^24 f32 within rows of 16 take 104 us in a line, 219 in tiles of 64 rows; within rows
     # of 300, 177 and 205.
-    in_line = any(axes[-1].var in vars_of(x) for x in n.result.bound)
+    in_line = any(a.var in vars_of(x) for a in axes[-1:] for x in n.result.bound)
     grid, lanes, at = cut_lanes(axes, widths, in_line, env)
     grid = by_parts(grid, [(n.offset, n.result.bound, n.body.dtype)], axes, widths, env)
     store = all_moved([kernel.Store(n.target, n.offset, n.body, n.result.bound, n.result.mode)], at)
