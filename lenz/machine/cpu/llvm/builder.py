@@ -80,14 +80,12 @@ class Builder(Instructions):
         """`slow()` where cond holds, else `fast_value`; slow runs only if cond holds anywhere."""
         fn, t = self.fn, self.type(dtype)
         some, number = self.any(cond), fn.label()
-        before = fn.scopes[self.level].label
+        start = fn.scopes[self.level].label
         fn.put(self.level, f"  br i1 {some}, label %rare.{number}, label %on.{number}, {COLD}")
         fn.block(self.level, f"rare.{number}")
         mixed = self.select(cond, dtype, slow(), fast_value)
-        after = fn.scopes[self.level].label
+        end = fn.scopes[self.level].label
         fn.put(self.level, f"  br label %on.{number}")
         fn.block(self.level, f"on.{number}")
         rows = zip(fast_value, mixed, strict=True)
-        return fn.lets(
-            self.level, (f"phi {t} [ {f}, %{before} ], [ {m}, %{after} ]" for f, m in rows)
-        )
+        return fn.lets(self.level, (f"phi {t} [ {f}, %{start} ], [ {m}, %{end} ]" for f, m in rows))

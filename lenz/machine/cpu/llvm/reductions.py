@@ -142,9 +142,7 @@ class Monoid:
 
 def _each(b: Builder, x: Parts, templates: list[str]) -> Parts:
     """An instruction on each part of a state of one copy."""
-    return tuple(
-        [(b.fn.let(b.level, t.format(part[0])),) for t, part in zip(templates, x, strict=True)]
-    )
+    return tuple([(b.fn.let(b.level, t.format(*p)),) for t, p in zip(templates, x, strict=True)])
 
 
 def _sign(dtype: DType) -> str:
