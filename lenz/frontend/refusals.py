@@ -218,7 +218,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("upsample_linear1d upsample_trilinear3d", of(torch.uint8)),
     ("upsample_bilinear2d upsample_bicubic2d", lambda x, *_: of(torch.uint8)(x) and not x.is_cpu),
     ("complex polar heaviside linalg_cross mv addmv _cdist_forward binary_cross_entropy", mixed),
-    ("grid_sampler_2d grid_sampler_3d", mixed),
+    ("grid_sampler_2d grid_sampler_3d block_diag", mixed),
     (f"native_layer_norm native_group_norm {NORMS}", _norm),
     (f"{NORMS} native_group_norm", lambda _, *a, **k: any(t.dim() != 1 for t in _tensors(a, k))),
     (TRAINING, lambda x, *_, **__: any(type(n) is int and n == 0 for n in x.shape)),

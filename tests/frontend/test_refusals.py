@@ -173,3 +173,10 @@ def test_a_size_that_does_not_fit_raises(fn: Callable[..., Any]) -> None:
         torch.testing.assert_close(run(BYTE, n), fn(BYTE, n))
     with pytest.raises(RuntimeError, match="without overflow"):
         run(BYTE, 300)
+
+
+def test_numbers_do_not_widen_the_blocks_of_a_diagonal() -> None:
+    """In eager a number beside matrices has no say in the type; as a matrix it would have."""
+    x = torch.ones(2, 2), torch.tensor(2.0, dtype=torch.float64)
+    got = torch.compile(torch.block_diag, backend="lenz")(*x)
+    torch.testing.assert_close(got, torch.block_diag(*x), rtol=0, atol=0)
