@@ -178,7 +178,7 @@ class _Body:
                 case ir.Sort():
                     self.sort(s)
                 case ir.Store() if s is not self.stored:
-                    self.store(s, body[k:])
+                    self.store(s, body[k : k + 1])
 
     def lane(self, f: ir.For, later: tuple[ir.Stmt, ...]) -> None:
         """Open a dimension of the tile while its statements are written.
