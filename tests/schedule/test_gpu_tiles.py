@@ -16,8 +16,9 @@ from tests.lower.harness import lowered
 BF16 = torch.bfloat16
 
 
-def texts(fn: Any, *args: Tensor) -> list[tuple[str, int]]:
-    found = [emit(k, 90) for k in kernels_of(scheduled(on_gpu(lowered(fn, list(args)))))]
+def texts(fn: Any, *args: Tensor, dynamic: bool = False) -> list[tuple[str, int]]:
+    g = on_gpu(lowered(fn, list(args), dynamic=dynamic))
+    found = [emit(k, 90) for k in kernels_of(scheduled(g))]
     return [(t.text, t.warps) for t in found]
 
 
@@ -193,6 +194,10 @@ def test_short_rows_of_pairs_have_lanes_in_a_line() -> None:
     assert re.findall(r"tl\.arange\(0, (\d+)\)", text) == ["512", "2"]
     ((text, _),) = texts(lambda x: x[..., :64] * 2, x)
     assert text.count("tl.arange") == 2  # each row is contiguous
+    ((text, _),) = texts(lambda x: x.flip(1) * 2, torch.empty(65536, 100))
+    assert text.count("tl.arange") == 1
+    ((text, _),) = texts(lambda x: x.flip(1) * 2, torch.empty(65536, 100), dynamic=True)
+    assert text.count("tl.arange") == 2  # lines would divide by the length
 
 
 def test_updates_of_rows_visit_a_part_of_all_of_them_first() -> None:
