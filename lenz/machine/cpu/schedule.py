@@ -89,8 +89,7 @@ def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
         isinstance(s, (Reduce, Scan)) or (isinstance(s, Store) and s.mode != "set")
         for s in walk(body)
     )
-    few = 1 if cost > DEEPEST else 2
-    unroll = few if cost > DEEP else 4 if reduces or cost >= SHALLOW else 2
+    unroll = 1 if cost > DEEPEST else 4 if cost <= DEEP and (reduces or cost >= SHALLOW) else 2
     return TileConfig(grain=_grain(body, env), unroll=unroll)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lenz import ops
@@ -169,9 +169,8 @@ def runs(g: Group, s: Stages) -> tuple[Stmt, ...] | None:
     block, lane, place = cut(axis(r.name, p.extent * n), BLOCK // n.value * n.value)
     row = place // n
     at = {p.var: row if (ONE, n) in steps else p.extent - 1 - row, r.var: lane.var % n}
-    body = [
-        replace(x, over=lane.var, every=n.value) if isinstance(x, Scan) else x for x in s.loops[0]
-    ]
+    restart: Callable[[Scan], Scan] = lambda x: replace(x, over=lane.var, every=n.value)
+    body = [restart(x) if isinstance(x, Scan) else x for x in s.loops[0]]
     return nested([*outer, *block], "parallel", (For(lane, "vector", all_moved(body, at)),))
 
 

@@ -70,6 +70,12 @@ def compile_module(text: str, target: Target | None = None, level: int = 2) -> b
         raise InternalError(f"LLVM does not accept the text: {e}", pass_name="codegen") from e
 
 
+def assembly(text: str, target: Target | None = None) -> str:
+    """The assembly text of one module, for people."""
+    module = _binding().parse_assembly(text, _binding().create_context())
+    return str(_machine(target or host_target()).emit_assembly(module))
+
+
 class Linked:
     """Linked code. The addresses are valid as long as this object lives."""
 

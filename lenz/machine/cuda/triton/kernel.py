@@ -104,9 +104,8 @@ class _Body:
         self.read = {e.attrs[0] for e in loads_of(*ir.exprs_of(k.body))}
         self.stored: ir.Store | None = None  # written with its neighbour
         self.grid: list[Axis] = []
-        self.fence = any(
-            p.mode == "inout" and not ir.overwrites_safely(k, p.name, p.name) for p in k.params
-        )
+        changed = [p.name for p in k.params if p.mode == "inout"]
+        self.fence = any(not ir.overwrites_safely(k, n, n) for n in changed)
 
     def fast(self) -> Dims:
         """The dimensions of contiguous elements, for indices that move along several dimensions."""
