@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lenz.ir.reader import read
 from lenz.machine.cuda.triton.kernel import emit
 from tests.gpu_oracle import assert_function, kernels_of, on_gpu, scheduled
 from tests.lower.harness import lowered
@@ -206,6 +207,24 @@ def test_updates_of_rows_visit_a_part_of_all_of_them_first() -> None:
     assert "r0 = pid1 % 65536" in text
     _, (text, _) = texts(lambda g, i: g.new_zeros(100, 4096).index_add(0, i, g), g, at)
     assert "r0 = pid1 // 8" in text  # the table is small
+
+
+def test_lines_do_not_divide_by_a_length_that_is_not_known() -> None:
+    """The bounds of quotients by it are lost, so that indices would have 64 bits."""
+    x, i = torch.empty(5000, 100), torch.zeros(5000, 100, dtype=torch.int64)
+    for fn in (lambda x, i: x.scatter_add(1, i, x), lambda x, i: x.gather(1, i)):
+        *_, (text, _) = texts(fn, x, i, dynamic=True)
+        assert text.count("tl.arange") == 2
+    rows = read("""graph @g(n: 1..20000) on cpu {
+      in %x : f32[n, 100]
+      in %i : i64[n, 100]
+      out %y = f32[n, 100] : map (i: n, j: 100) {
+        load(%x, [i, @0]; @0: 0..99 = assert_in_range(load(%i, [i, j]), 100:i64))
+      }
+    }""")
+    (k,) = kernels_of(scheduled(on_gpu(rows)))  # type: ignore[arg-type]
+    text = emit(k, 90).text
+    assert text.count("tl.arange") == 1 and "// 100" in text and "to(tl.int64)" not in text
 
 
 def test_rows_that_lanes_read_anywhere_are_tiles_of_their_own() -> None:

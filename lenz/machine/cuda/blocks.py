@@ -164,10 +164,8 @@ def _elements(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
         return None
     # No axis of an access is contiguous. Rotary embeddings of pairs, 4 x 2048 x 32 x 128 bf16, take
     # 56 us in a line, 284 in tiles; with stores of pairs 40 in lines of 512, 49 in lines of 1024.
-    # Rows of unknown length cost two divisions per element, which only stores are worth.
-    stored = [x.offset for x in s.rows[0] if isinstance(x, kernel.Store)]
-    visited = s.offsets if all(isinstance(a.extent, Int) for a in axes[-1:]) else stored
-    steps = [[step_of(x, a.var) for a in axes] for x in visited if axes]
+    known = axes and isinstance(axes[-1].extent, Int)
+    steps = [[step_of(x, a.var) for a in axes] for x in s.offsets if known]
     in_line = any(ONE not in each and each[-1] is not ZERO for each in steps)
     if shape.is_usual and (total := env.hint(g.domain.rows)) <= 1 << 19:
         # Latency decides: silu of 22528 bf16 takes 1.36 us in tiles of 256 with 8 warps, 1.51 with

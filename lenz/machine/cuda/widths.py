@@ -12,7 +12,7 @@ from lenz.ir.kernel import digits
 from lenz.ir.tensor import Axes, Axis, axis
 from lenz.machine.cuda.capabilities import CAN
 from lenz.schedule.cut import cut_all
-from lenz.sym import ONE, Sym, SymEnv, Var, product, step_of, substitute
+from lenz.sym import ONE, Int, Sym, SymEnv, Var, product, step_of, substitute
 from lenz.sym.divide import power_of_two
 
 # Lanes of one program run over at most this many axes, or more if these have only 64 elements.
@@ -83,8 +83,11 @@ def cut_lanes(
     so that a warp touches 32 rows.
     """
     own: dict[Var, Sym] = {}
-    if in_line and len(widths) > 1:
-        rows, budget = axes[axes.index([*widths][-1]) :], area_of(widths)
+    rows = axes[axes.index([*widths][-1]) :] if in_line and len(widths) > 1 else ()
+    # The bounds of a quotient by an unknown length are lost, so that indices have 64 bits: a
+    # strided load takes 73 instructions and a call per element, 14 if the length is known.
+    if rows and all(isinstance(a.extent, Int) for a in rows[1:]):
+        budget = area_of(widths)
         line = axis(rows[0].name, product(a.extent for a in rows))
         axes, own = (*axes[: -len(rows)], line), digits(rows, line.var)
         # A third of the lanes may be idle: 28 x 28 pixels in 7 tiles of 128, one per thread, took
