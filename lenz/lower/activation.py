@@ -38,8 +38,7 @@ def gelu(x: Expr, approximate: str = "none") -> Expr:
 
 
 def _gelu_inner(x: Expr) -> Expr:
-    cube = ops.square(x) * x
-    return (x + cube * 0.044715) * math.sqrt(2.0 / math.pi)
+    return (x + ops.square(x) * x * 0.044715) * math.sqrt(2.0 / math.pi)
 
 
 @elementwise("gelu_backward", tensors=2)

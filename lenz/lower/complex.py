@@ -235,7 +235,7 @@ def alike(b: GraphBuilder, target: Any, entry: Entry, args: Any, kwargs: dict[st
     """The real lowering, applied to each part; a real result comes from the real part."""
     types, names = b.results, [a.name for a in target._schema.arguments]
     if b.result.dtype not in PARTS:
-        if b.result.dtype is BOOL:
+        if b.result.dtype is BOOL and not {"like", "new"} & {*target._opname.split("_")}:
             return truth(b, args[-1], b.result)
         return entry.fn(b, *[a.parts[0] if isinstance(a, Complex) else a for a in args], **kwargs)
 

@@ -66,11 +66,15 @@ def _integer(x: Number, t: DType) -> Sym | None:
 
 @lowering("linspace.default")
 def linspace(b: GraphBuilder, start: Number, end: Number, steps: Any, **_: Any) -> Value:
-    """`steps` numbers from start to end; the second half is counted back from the end."""
+    """`steps` numbers from start to end; the second half is counted back from the end.
+
+    Integers are counted between the whole parts of the ends.
+    """
     t = b.result.dtype
     n = b.result.shape[0]
     wide = F64 if t.is_integer else compute_dtype(t)
-    first, last = number(start, wide), number(end, wide)
+    ends = [int(x) if t.is_integer and isinstance(x, float) else x for x in (start, end)]
+    first, last = (number(x, wide) for x in ends)
     if n is ONE:
         return b.map(lambda i: ops.cast(first, t))
     step = (last - first) / ops.cast(number(n - 1, I64), wide)

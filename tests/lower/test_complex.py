@@ -103,6 +103,14 @@ CASES: dict[str, Fn] = {
         torch.eye(3, dtype=z.dtype),
         z.new_zeros(2),
     ),
+    "bools": lambda z, w, x, p: (
+        torch.zeros_like(z, dtype=torch.bool),
+        torch.ones_like(z * 0, dtype=torch.bool),
+        torch.full_like(z, 0, dtype=torch.bool),
+        z.new_full((2, 3), True, dtype=torch.bool),
+        z.bool(),
+        (x > 9).copy_(z),
+    ),
     "product": lambda z, w, x, p: torch.addcmul(z, w, z, value=2j),
 }  # fmt: skip
 

@@ -69,7 +69,8 @@ def test_arange_of_sizes() -> None:
 
 @pytest.mark.parametrize("dtype", (*DTYPES[:4], torch.int64), ids=str)
 def test_linspace(dtype: torch.dtype) -> None:
-    for start, end, steps in ((0, 1, 7), (5, -3, 8), (2, 9, 1), (2, 9, 2), (0, 1, 0)):
+    ends = (0, 1, 7), (5, -3, 8), (2, 9, 1), (2, 9, 2), (0, 1, 0), (4.3, -99, 50), (-7.8, 9.6, 40)
+    for start, end, steps in ends:
         check(
             lambda x, a=start, e=end, n=steps: torch.linspace(a, e, n, dtype=x.dtype), X.to(dtype)
         )
