@@ -176,7 +176,7 @@ def test_a_size_that_does_not_fit_raises(fn: Callable[..., Any]) -> None:
 
 
 def test_numbers_do_not_widen_the_blocks_of_a_diagonal() -> None:
-    """In eager a number beside matrices has no say in the type; as a matrix it would have."""
+    """Eager ignores the type of a number beside matrices; that of a 1 x 1 matrix would count."""
     x = torch.ones(2, 2), torch.tensor(2.0, dtype=torch.float64)
     got = torch.compile(torch.block_diag, backend="lenz")(*x)
     torch.testing.assert_close(got, torch.block_diag(*x), rtol=0, atol=0)

@@ -10,7 +10,7 @@
 All forms are this one with other widths: a row that fits in registers has no loop over r0b, a sum
 over columns has a wide X, elements have no R. A width is a power of two. A row that is held whole
 is read once, because its loops run over the same lanes (findings-gpu.md, point 1). Short rows whose
-elements are no neighbours in memory are one line of lanes (`cut_lanes`).
+elements are not neighbours in memory are one line of lanes (`cut_lanes`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from lenz.sym.divide import power_of_two
 # Lanes of one program run over at most this many axes, or more if these have only 64 elements.
 # Triton's tensors may have more, but with worse layouts.
 MOST_AXES = 3
-# Where, by which indices, and what a loop reads or writes.
+# The offset that a loop reads or writes, its computed indices, and the type of the element.
 Visit: TypeAlias = tuple[Sym, Sequence[Expr], DType]
 
 
@@ -85,7 +85,7 @@ def cut_lanes(
     own: dict[Var, Sym] = {}
     rows = axes[axes.index([*widths][-1]) :] if in_line and len(widths) > 1 else ()
     # The bounds of a quotient by an unknown length are lost, so that indices have 64 bits: a
-    # strided load takes 73 instructions and a call per element, 14 if the length is known.
+    # strided load takes 73 instructions and a call per element, and 14 if the length is known.
     if rows and all(isinstance(a.extent, Int) for a in rows[1:]):
         budget = area_of(widths)
         line = axis(rows[0].name, product(a.extent for a in rows))
