@@ -11,6 +11,8 @@ from the few elements that it keeps come last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lenz import ops
 from lenz.ir import expr
 from lenz.ir.expr import Expr
@@ -52,12 +54,8 @@ class Stages:
     @property
     def offsets(self) -> list[Sym]:
         """Flat offsets of each loop's accesses, or of the rows' if there are no loops."""
-        found: list[Sym] = []
-        for part in self.loops if any(self.loops) else self.rows:
-            own = [_moves(e) for x in part for e in expr.loads_of(x.value)]
-            own += [x.offset for x in part if isinstance(x, Store)]
-            found += dict.fromkeys(own)
-        return found
+        parts = self.loops if any(self.loops) else self.rows
+        return [s for part in parts for s in offsets_of(part)]
 
     def loop(self, k: int) -> list[Statement]:
         """Statements of loop k."""
@@ -71,6 +69,12 @@ class Stages:
         if k:
             self.loop(k - 1)
         return self.rows[k]
+
+
+def offsets_of(part: Sequence[Statement]) -> list[Sym]:
+    """Flat offsets of the loads and stores of statements, each once."""
+    own = [_moves(e) for x in part for e in expr.loads_of(x.value)]
+    return list(dict.fromkeys([*own, *(x.offset for x in part if isinstance(x, Store))]))
 
 
 def _moves(e: Expr) -> Sym:

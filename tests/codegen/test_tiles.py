@@ -9,6 +9,7 @@ from lenz import ops
 from lenz.ir.dtype import BF16, BOOL, F32, F64, U8, DType
 from lenz.ir.expr import const, index, masked
 from lenz.ir.kernel import For, Kernel, Param, Store
+from lenz.ir.reader import read
 from lenz.ir.tensor import axis
 from lenz.machine.cpu.llvm.compile import host_target
 from lenz.machine.cpu.llvm.module import emit_module
@@ -79,3 +80,31 @@ def test_a_tile_that_overwrites_what_it_reads_along_and_across() -> None:
     params = (Param("a", F32, sym(256), "in"), Param("y", F32, sym(256), "inout"))
     k = Kernel("own", "transpose", params, (), (body,))
     check(k, {"a": torch.randn(256), "y": torch.randn(256)})
+
+
+def rows_at_places(dtype: str, place: str, more: str = "0") -> Kernel:
+    """out[u, v] = a[i[..], u], in tiles of 16 x 16 of 32 x 48."""
+    k = read(
+        f"""kernel @k transpose (%a: in {dtype}[500], %i: in i64[48], %out: out {dtype}[1536]) {{
+          for j in 2 : parallel {{ for p in 3 : parallel {{ for u in 16 : unroll {{
+            for v in 16 : vector {{
+              store(%out, [48*u + 768*j + v + 16*p], load(%a, [32*@0 + u + 16*j + {more}];
+                    @0: 0..9 = assert_in_bounds(load(%i, [{place}]), 10:i64)))
+            }} }} }} }} }}"""
+    )
+    assert isinstance(k, Kernel)
+    return k
+
+
+@pytest.mark.parametrize("dtype", ("f32", "bf16", "bool", "f64"))
+def test_rows_at_places(dtype: str) -> None:
+    k = rows_at_places(dtype, "v + 16*p")
+    a = torch.randint(0, 2, (500,)).to(k.params[0].dtype.torch)
+    check(k, {"a": a, "i": torch.randint(0, 10, (48,))})
+    if dtype == "f32":
+        assert "gather" not in emit_module([k], host_target())
+
+
+def test_places_that_differ_from_row_to_row_are_gathered() -> None:
+    k = rows_at_places("f32", "u + 16*j", "3*v")
+    check(k, {"a": torch.randn(500), "i": torch.randint(0, 10, (48,))})

@@ -15,7 +15,7 @@ from lenz.ir.expr import cost_of
 from lenz.ir.kernel import KernelKind, Reduce
 from lenz.ir.tensor import Axes, Axis
 from lenz.records import dataclass
-from lenz.schedule.accesses import score
+from lenz.schedule.accesses import BACK, score
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT
 from lenz.schedule.stages import Stages
@@ -34,7 +34,6 @@ class LoopForm:
 
     kind: KernelKind
     vector: Axis | None
-    across: Axis | None = None
 
 
 def choose_form(g: Group, s: Stages, env: SymEnv) -> LoopForm:
@@ -48,8 +47,7 @@ def choose_form(g: Group, s: Stages, env: SymEnv) -> LoopForm:
     if not axes:
         return LoopForm("pointwise", None)
     v = _vector_axis(g, axes, offsets := s.offsets, env)
-    u = _across_axis(axes, v, offsets, env)
-    return LoopForm("pointwise", v) if u is None else LoopForm("transpose", v, u)
+    return LoopForm("transpose" if across(axes, v, offsets, env) else "pointwise", v)
 
 
 def _rows_fill_vectors(g: Group, s: Stages, env: SymEnv) -> bool:
@@ -85,14 +83,15 @@ def _vector_axis(g: Group, axes: Axes, offsets: list[Sym], env: SymEnv) -> Axis:
     return last if fits and cost_of(*(n.body for n in g.nests)) <= BRIEF else longest
 
 
-def _across_axis(axes: Axes, v: Axis, offsets: list[Sym], env: SymEnv) -> Axis | None:
+def across(axes: Axes, v: Axis, offsets: list[Sym], env: SymEnv) -> tuple[Axis, Sym] | None:
+    """The axis that an access runs along whose steps along v are longer, and its place on it."""
     if env.hint(v.extent) < TILE:
         return None
     for s in offsets:
-        along = step_of(s, v.var)
-        if along is ONE or along is ZERO or along is None:
+        if step_of(s, v.var) in (ONE, ZERO):
             continue
         for u in axes:
-            if u is not v and step_of(s, u.var) is ONE and env.hint(u.extent) >= TILE:
-                return u
+            step = step_of(s, u.var)
+            if u is not v and step in (ONE, BACK) and env.hint(u.extent) >= TILE:
+                return u, u.var if step is ONE else u.extent - 1 - u.var
     return None

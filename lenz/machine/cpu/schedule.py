@@ -56,10 +56,8 @@ def forms(
         case "outer_reduction":
             s = stages(g, stored, env, elide, named=False)
             body = vectors.columns(g, s, env)
-        case "pointwise":
-            body = vectors.elements(g, s, choice, env)
         case _:
-            body = vectors.tiles(g, s, choice)
+            body = vectors.elements(g, s, choice.vector, env)
     kind = "sort" if s.sorts else "scan" if scans else choice.kind
     tile = _tile(body, env)
     if choice.kind == "outer_reduction":

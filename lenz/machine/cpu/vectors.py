@@ -12,14 +12,14 @@ from lenz.ir.expr import Expr, all_syms, interpret, load, loads_of, ref, replace
 from lenz.ir.kernel import For, Let, Local, LoopKind, Reduce, Scan, Stmt, Store, moved, position
 from lenz.ir.op import LOAD, REF
 from lenz.ir.tensor import Axes, Axis, axis
-from lenz.machine.cpu.loops import BLOCK, TILE, LoopForm
+from lenz.machine.cpu.loops import BLOCK, TILE, across
 from lenz.schedule.accesses import NEAR
 from lenz.schedule.borders import at, spans_of
 from lenz.schedule.cut import all_moved, cut, nested, trimmed
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT, Nest
 from lenz.schedule.result import Update
-from lenz.schedule.stages import MAX_LOCAL, Stages, Statement
+from lenz.schedule.stages import MAX_LOCAL, Stages, Statement, offsets_of
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, product, step_of, substitute
 
 # Longest row that is scanned together with its neighbours. Rows of 8 f32 take 0.15 ns per element
@@ -266,12 +266,10 @@ def is_bag(g: Group, s: Stages) -> bool:
     return fits and any(e.args for e in loads_of(s.loops[0][0].value))
 
 
-def elements(g: Group, s: Stages, choice: LoopForm, env: SymEnv) -> tuple[Stmt, ...]:
+def elements(g: Group, s: Stages, v: Axis | None, env: SymEnv) -> tuple[Stmt, ...]:
     """Parallel blocks of one axis, which is the vector; in spans if that decides tests."""
     statements: list[Statement] = [x for row in s.rows for x in row]
-    if choice.vector is None:
-        return tuple(statements)
-    return _in_spans(g.domain.axes, choice.vector, statements, env)
+    return tuple(statements) if v is None else _in_spans(g.domain.axes, v, statements, env)
 
 
 def _in_spans(
@@ -279,8 +277,11 @@ def _in_spans(
 ) -> tuple[Stmt, ...]:
     """The loops of `elements`. The spans of an axis outside the vector are loops of their own.
 
-    Few rows are split into blocks inside each span; the spans are successive loops.
+    Few rows are split into blocks inside each span; the spans are successive loops. What is read
+    across the vectors has tiles.
     """
+    if found := across(axes, v, offsets_of(statements), env):
+        return _tiles(axes, v, *found, statements)
     at_v = axes.index(v)
     outer, later = axes[:at_v], axes[at_v + 1 :]  # `later` lies inside v in memory
     made: list[Stmt] = []
@@ -292,34 +293,36 @@ def _in_spans(
             return tuple(made)
     parts: list[tuple[Axis, Sequence[Statement]]] = []
     parts += [at(v, *span, statements) for span in spans_of(v, later, statements, env)]
+    loops = [((*outer, part, *later), part, inside, env) for part, inside in parts]
+    if any(across(a, part, offsets_of(inside), env) for a, part, inside, _ in loops):
+        return tuple([s for loop in loops for s in _in_spans(*loop)])
     is_long = env.hint(product([a.extent for a in outer])) < ROWS and env.hint(v.extent) > BLOCK
     in_blocks = is_long or not parts
     for part, inside in parts or [(v, statements)]:
         block, lane, place = cut(part, BLOCK) if in_blocks else ([], part, part.var)
-        loop = nested(later, "seq", (For(lane, "vector", all_moved(inside, {part.var: place})),))
-        made.extend(nested([*outer, *block], "parallel", loop) if in_blocks else loop)
+        body = nested(later, "seq", (For(lane, "vector", all_moved(inside, {part.var: place})),))
+        made.extend(nested([*outer, *block], "parallel", body) if in_blocks else body)
     return tuple(made) if in_blocks else nested(outer, "parallel", tuple(made))
 
 
-def tiles(g: Group, s: Stages, choice: LoopForm) -> tuple[Stmt, ...]:
-    """Parallel squares of tiles that are transposed in registers."""
-    v, u = choice.vector, choice.across
-    assert v is not None and u is not None
-    statements: list[Statement] = [x for row in s.rows for x in row]
+def _tiles(
+    axes: Axes, v: Axis, u: Axis, place_of_u: Sym, statements: Sequence[Statement]
+) -> tuple[Stmt, ...]:
+    """Parallel squares of tiles that are transposed in registers: read along u, written along v."""
     at: dict[Var, Sym] = {}
     squares: list[Axis] = []
     blocks: list[Axis] = []
     lanes: list[Axis] = []
-    for a in (u, v):
+    for a, whole in ((u, place_of_u), (v, v.var)):
         square, part, place = cut(a, SQUARE, "s")
         block, lane, inner = cut(part, TILE)
-        at[a.var] = substitute(place, {part.var: inner})
+        at[a.var] = substitute(whole, {a.var: substitute(place, {part.var: inner})})
         squares += square
         blocks += block
         lanes.append(lane)
     u_lane, v_lane = lanes
     tile = (For(u_lane, "unroll", (For(v_lane, "vector", all_moved(statements, at)),)),)
-    outer = [a for a in g.domain.axes if a is not v and a is not u]
+    outer = [a for a in axes if a is not v and a is not u]
     return nested([*outer, *squares], "parallel", nested(blocks, "seq", tile))
 
 

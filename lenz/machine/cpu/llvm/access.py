@@ -13,6 +13,7 @@ from itertools import cycle
 
 from lenz.errors import InternalError
 from lenz.ir.dtype import BOOL, I64, U8, DType
+from lenz.ir.expr import Expr
 from lenz.machine.cpu.llvm import transpose
 from lenz.machine.cpu.llvm.builder import Builder
 from lenz.machine.cpu.llvm.indices import Indices, index_type
@@ -21,7 +22,7 @@ from lenz.machine.cpu.llvm.masks import after, store_tail
 from lenz.machine.cpu.llvm.scopes import Scopes, Tail, Value
 from lenz.machine.cpu.llvm.types import memory_type, shuffle, splat, suffix, value_type, vector
 from lenz.records import dataclass
-from lenz.sym import Int, Sym, Var, affine_in
+from lenz.sym import Int, Sym, Var, affine_in, substitute
 from lenz.sym.prove import divisor
 
 Bound = Mapping[Var, Value]
@@ -126,28 +127,30 @@ class Accesses:
         names = self.scopes.fn.lets(index.level, (f"{head} {n}" for n in index.names))
         return Value(names, index.level, index.lanes)
 
-    def is_transposed(self, offset: Sym, bound: Bound) -> bool:
+    def is_transposed(self, e: Expr, bound: Bound) -> bool:
         """True for a load that an open tile reads along its rows."""
-        lane = self.indices.lane
-        if self.tile is None or lane is None or any(v.lanes for v in bound.values()):
+        row, lane = self.tile, self.indices.lane
+        if row is None or lane is None or any(len(v.names) > 1 for v in bound.values()):
             return False
-        return transpose.is_transposed(offset, self.tile, lane)
+        return transpose.is_transposed(e, row, lane)
 
     def load_tile(self, buffer: str, dtype: DType, offset: Sym, bound: Bound) -> Value:
         """Read a tile along its rows and transpose it."""
-        scopes, lane, row = self.scopes, self.indices.lane, self.tile
+        scopes, lane, row, base = self.scopes, self.indices.lane, self.tile, self.bases[buffer]
         assert lane is not None and row is not None
-        start, step = transpose.at_row(offset, row, lane)
-        base, at = self.bases[buffer], self.indices.scalar  # of lane 0 of this part of the tile
-        pointers = [
-            [
-                self._gep(base, dtype, at(start + step * i + block, bound), I64).names[0]
-                for i in range(scopes.width)
-            ]
-            for block in range(0, scopes.copies, scopes.width)
-        ]
+        blocks = range(0, scopes.copies, scopes.width)
+        starts = [substitute(offset, {row: Int(block)}) for block in blocks]
+        index = index_type(offset, bound)
+        places = [self.indices.vector(s, index, bound) for s in starts]
+        pointers = [self._each(self._gep(base, dtype, place, index)) for place in places]
         value = Value(transpose.load_transposed(scopes, pointers, dtype), scopes.fn.level, True)
         return self._to_bool(value) if dtype is BOOL else value
+
+    def _each(self, pointers: Value) -> Names:
+        """The pointers of a vector, one by one."""
+        fn, width = self.scopes.fn, self.scopes.width
+        head = f"extractelement <{width} x ptr> {pointers.names[0]}, i32 "
+        return fn.lets(pointers.level, (f"{head}{k}" for k in range(width)))
 
     def load(self, place: Place, dtype: DType, mask: Value | None, level: int) -> Value:
         """Read one element per lane (one in all for step 0) at `level` or further in."""

@@ -35,7 +35,7 @@ def is_tile(s: For, scopes: Scopes) -> bool:
     if s.axis.var in inner.axis.extent.free_vars:
         return False
     loads = loads_of(*exprs_of(inner.body))
-    return any(is_transposed(e.attrs[1][0], s.axis.var, inner.axis.var) for e in loads)
+    return any(is_transposed(e, s.axis.var, inner.axis.var) for e in loads)
 
 
 def emit_tile(w: Writer, s: For) -> None:

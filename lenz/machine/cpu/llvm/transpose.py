@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lenz.ir.dtype import DType
+from lenz.ir.expr import Expr, vars_of
 from lenz.machine.cpu.llvm.instructions import Names
 from lenz.machine.cpu.llvm.scopes import Scopes
 from lenz.machine.cpu.llvm.types import memory_type, shuffle
-from lenz.sym import ONE, Int, Sym, Var, step_of, substitute
+from lenz.sym import ONE, Int, Var, step_of
 
 
-def is_transposed(offset: Sym, row: Var, lane: Var) -> bool:
-    """True for offsets that are contiguous in the rows and strided in the lanes."""
-    step = step_of(offset, lane)
-    if step_of(offset, row) is not ONE or step is None or row in step.free_vars:
+def is_transposed(e: Expr, row: Var, lane: Var) -> bool:
+    """True for a load that is contiguous in the rows, and strided or gathered in the lanes."""
+    offset, inside = e.attrs[1][0], vars_of(*e.args)
+    if step_of(offset, row) is not ONE or row in inside:
         return False
-    return not (isinstance(step, Int) and step.value in (-1, 0, 1))
-
-
-def at_row(offset: Sym, row: Var, lane: Var) -> tuple[Sym, Sym]:
-    """(offset of row 0, where the variable of the lanes stands for lane 0; step between lanes)."""
     step = step_of(offset, lane)
-    assert step is not None
-    return substitute(offset, {row: Int(0)}), step
+    return lane in inside or not (isinstance(step, Int) and step.value in (-1, 0, 1))
 
 
-def load_transposed(scopes: Scopes, pointers: list[list[str]], dtype: DType) -> Names:
+def load_transposed(scopes: Scopes, pointers: Sequence[Sequence[str]], dtype: DType) -> Names:
     """Vectors along the lanes, one per row; a vector of rows starts at pointers[block][lane]."""
     fn, t = scopes.fn, memory_type(dtype, scopes.width)
     rows: list[str] = []

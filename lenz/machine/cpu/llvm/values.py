@@ -71,9 +71,9 @@ class Values(Walk[Value]):
     def _load(self, e: Expr, mask: Mask) -> Value:
         buffer, (offset,), dtype = e.attrs
         bound = self.bound((offset,), e.args, mask)
-        if not mask and self.accesses.is_transposed(offset, bound):
-            return self.accesses.load_tile(buffer, dtype, offset, bound)
         sizes = _unsure_sizes(e.args) if e.args else ()
+        if not mask and not sizes and self.accesses.is_transposed(e, bound):
+            return self.accesses.load_tile(buffer, dtype, offset, bound)
         whole = not mask and not sizes and self.scopes.tail is None
         place = self.accesses.place(buffer, dtype, offset, bound, whole)
         levels = [self.operand(arg, mask).level for arg in e.args]
