@@ -298,8 +298,11 @@ def _in_spans(
         return tuple([s for loop in loops for s in _in_spans(*loop)])
     is_long = env.hint(product([a.extent for a in outer])) < ROWS and env.hint(v.extent) > BLOCK
     in_blocks = is_long or not parts
+    # Lanes that are far apart share cache lines with those of the loops inside. 4096 x 64 x 2 x 4
+    # f32 from memory take 21 ms with 4096 lanes in a row, 5 with 32, 1 with 16.
+    width = TILE if later else BLOCK
     for part, inside in parts or [(v, statements)]:
-        block, lane, place = cut(part, BLOCK) if in_blocks else ([], part, part.var)
+        block, lane, place = cut(part, width) if in_blocks else ([], part, part.var)
         body = nested(later, "seq", (For(lane, "vector", all_moved(inside, {part.var: place})),))
         made.extend(nested([*outer, *block], "parallel", body) if in_blocks else body)
     return tuple(made) if in_blocks else nested(outer, "parallel", tuple(made))
