@@ -27,31 +27,39 @@ from lenz.ops.compare import EQ, GE, GT, LE, LT, NE, WHERE, sides_of
 from lenz.ops.fold import apply, value_of
 from lenz.schedule.cut import all_moved
 from lenz.schedule.stages import Statement
-from lenz.sym import ZERO, Int, Sym, SymEnv, Var, affine_in, maximum, prove_le
+from lenz.sym import ZERO, Int, Sym, SymEnv, Var, affine_in, maximum, product, prove_le
 from lenz.sym.expr import subterms
 
 WHOLE = 32  # smallest span that gets its own loop, in elements: two vectors of f32
-MOST, NODES = 6, 400  # limits on spans, and on nodes in all copies of the body, for compile time
+LARGE = 4096  # or the elements of its rows: a test of each costs less, until values are computed
+# Limits for compile time: on spans between multiples, on all spans (parts of a `cat`), and on the
+# nodes of all bodies.
+MOST, SPANS, NODES = 6, 16, 400
 
 
 def spans_of(
     v: Axis, inner: Axes, statements: Sequence[Statement], env: SymEnv
-) -> list[tuple[Sym, Sym]]:
-    """The spans first <= v < end of an axis inside which no test changes; `inner` lie inside it."""
+) -> list[tuple[Axis, list[Store]]]:
+    """Axes for the spans of one inside which no test changes, with the statements over each.
+
+    Decided tests are gone. The axes `inner` lie inside.
+    """
     if any(not isinstance(s, Store) or s.bound or s.mode != "set" for s in statements):
         return []
+    least = min(WHOLE, -(-LARGE // max(env.hint(product(a.extent for a in inner)), 1)))
     spans: list[tuple[Sym, Sym]] = []
     for start, end in _parts(v, ZERO, v.extent, inner, statements):
         # Short spans at a border stay one loop, which keeps its tests.
-        if spans and env.hint(maximum(end - start, spans[-1][1] - spans[-1][0])) < WHOLE:
+        if spans and env.hint(maximum(end - start, spans[-1][1] - spans[-1][0])) < least:
             start = spans.pop()[0]
         spans.append((start, end))
-    size = len(spans) * len(nodes_of(*(s.value for s in statements)))
-    fits = 1 < len(spans) <= MOST and size <= NODES
-    return spans if fits and any(env.hint(end - start) >= WHOLE for start, end in spans) else []
+    loops = [_at(v, *span, statements) for span in spans if 1 < len(spans) <= SPANS]
+    size = sum(len(nodes_of(*(s.value for s in stores))) for _, stores in loops)
+    fits = size <= NODES and any(env.hint(a.extent) >= least for a, _ in loops)
+    return loops if fits else []
 
 
-def at(v: Axis, start: Sym, end: Sym, statements: Sequence[Statement]) -> tuple[Axis, list[Store]]:
+def _at(v: Axis, start: Sym, end: Sym, statements: Sequence[Statement]) -> tuple[Axis, list[Store]]:
     """An axis for a span of another one, and the statements over it without the decided tests."""
     part = axis(v.name, end - start)
     stores = [s for s in all_moved(statements, {v.var: part.var + start}) if isinstance(s, Store)]
@@ -62,9 +70,9 @@ def _parts(
     v: Axis, start: Sym, end: Sym, inner: Axes, statements: Sequence[Statement]
 ) -> list[tuple[Sym, Sym]]:
     """Split at the plain tests, then split the parts again, since tests may be nested."""
-    if (end - start).hi in range(WHOLE):
+    if not inner and (end - start).hi in range(WHOLE):
         return [(start, end)]
-    part, stores = at(v, start, end, statements)
+    part, stores = _at(v, start, end, statements)
     ends, unknown = [start, end], {a.var for a in inner}
     for d in _tests(stores):
         t = start + _turn(d, part.var)
@@ -74,7 +82,7 @@ def _parts(
             k = is_after.index(False) if False in is_after else len(ends)
             if 0 < k < len(ends) and prove_le(t, ends[k]):
                 ends.insert(k, t)
-    if not 2 < len(ends) <= 2 * MOST + 2:
+    if not 2 < len(ends) <= SPANS + 1:
         return [(start, end)]
     return [p for first, last in pairwise(ends) for p in _parts(v, first, last, inner, statements)]
 
@@ -97,9 +105,8 @@ def _tests(stores: Sequence[Store]) -> Iterator[Sym]:
             a, n = sym.children(s)
             if isinstance(n, Int) and a.lo is not None and a.hi is not None:
                 first, last = a.lo // n.value + 1, a.hi // n.value
-                # One more than `_parts` accepts: it would split off only a few of a thousand
-                # multiples.
-                yield from (a - n * k for k in range(first, min(last, first + 2 * MOST) + 1))
+                if last - first < MOST - 1:
+                    yield from (a - n * k for k in range(first, last + 1))
 
 
 def _turn(d: Sym, v: Var) -> Sym:

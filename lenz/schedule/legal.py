@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 
 from lenz.ir.expr import Expr, cost_of, loads_of
 from lenz.ir.tensor import Axes
@@ -202,13 +201,9 @@ def _buffers(g: Group) -> set[str]:
     return {e.attrs[0] for n in g.nests for e in loads_of(*n.exprs)} | {n.target for n in g.nests}
 
 
-def _over(
-    g: Group, d: Domain, orders: Sequence[Axes], turned: bool = False
-) -> list[tuple[Nest, ...]]:
+def _over(g: Group, d: Domain, orders: list[Axes], turned: bool = False) -> list[tuple[Nest, ...]]:
     """The group's nests over the domain, all written in the same one of the possible ways."""
-    own, other = [
-        [[a.extent for a in axes] for axes in (x.axes, x.raxes, x.kept)] for x in (g.domain, d)
-    ]
+    own, other = [[[a.extent for a in p] for p in (x.axes, x.raxes, x.kept)] for x in (g.domain, d)]
     if own[:2] == other[:2] and own[2] in ([], other[2]):
         return [tuple(g.nests)]
     ways = [nest.remaps(n, d, orders, turned) for n in g.nests]

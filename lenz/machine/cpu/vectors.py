@@ -14,7 +14,7 @@ from lenz.ir.op import LOAD, REF
 from lenz.ir.tensor import Axes, Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, across
 from lenz.schedule.accesses import NEAR
-from lenz.schedule.borders import at, spans_of
+from lenz.schedule.borders import spans_of
 from lenz.schedule.cut import all_moved, cut, nested, trimmed
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT, Nest
@@ -286,13 +286,11 @@ def _in_spans(
     outer, later = axes[:at_v], axes[at_v + 1 :]  # `later` lies inside v in memory
     made: list[Stmt] = []
     for k, a in enumerate(outer):
-        if spans := spans_of(a, axes[k + 1 :], statements, env):
-            for span in spans:
-                part, stores = at(a, *span, statements)
-                made += _in_spans(tuple(part if x is a else x for x in axes), v, stores, env)
+        for part, stores in spans_of(a, axes[k + 1 :], statements, env):
+            made += _in_spans(tuple(part if x is a else x for x in axes), v, stores, env)
+        if made:
             return tuple(made)
-    parts: list[tuple[Axis, Sequence[Statement]]] = []
-    parts += [at(v, *span, statements) for span in spans_of(v, later, statements, env)]
+    parts: list[tuple[Axis, Sequence[Statement]]] = [*spans_of(v, later, statements, env)]
     loops = [((*outer, part, *later), part, inside, env) for part, inside in parts]
     if any(across(a, part, offsets_of(inside), env) for a, part, inside, _ in loops):
         return tuple([s for loop in loops for s in _in_spans(*loop)])
