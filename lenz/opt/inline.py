@@ -38,6 +38,10 @@ CHEAP = 4.0
 # Reads per element from which a gathered vector is stored first: 320 means, 10 of each, that are
 # subtracted from 2048 rows take 0.54 ms as gathers, and 0.1.
 TABLE = 8
+ROW, PART = (
+    32,
+    4096,
+)  # elements of the shortest part of a loop that is one of its own, along rows, else
 PERIOD = 16  # times that an element is repeated from which its reader runs in periods of its own
 # Limit on the size of bodies, so that registers suffice and emission stays linear.
 MAX_NODES = 400
@@ -87,7 +91,7 @@ def inline(g: ir.Graph, cx: Context) -> ir.Graph:
 
     def substituted(n: ir.Node) -> ir.Node:
         if isinstance(n, ir.LOOPS):
-            n = _substitute(n, bodies, covered, g.env)
+            n = _inlined(n, bodies, covered, g.env)
         if (
             isinstance(n, ir.Pointwise)
             and _inlines(n, uses[n.out.name], kept, g.env)
@@ -267,22 +271,31 @@ def _takes_each_once(dims: Sequence[tuple[Sym, Sym]], axes: Sequence[Axis]) -> b
     return rest is ZERO and not steps and step is product(size for _, size in dims)
 
 
+def _at_most_once(e: Expr, shape: tuple[Sym, ...], axes: Sequence[Axis], env: SymEnv) -> bool:
+    """True if each part of a loop, as of a `cat`, has loads of its own: no element is read twice.
+
+    Parts are loops of their own, unless they are short (schedule/borders.py).
+    """
+    apart, dims = {a.var for a in axes}.isdisjoint, list(enumerate(e.attrs[1]))
+    own = {a: d for d, i in dims for a in axes if apart((i - a.var).free_vars)}
+    parts = [shape[d:] for a, d in own.items() if a.extent is not shape[d]]
+    long = all(env.hint(p[0]) >= ROW or env.hint(product(p)) >= PART for p in parts)
+    return long and not e.args and len({*own.values()}) == sum(a.extent is not ONE for a in axes)
+
+
 def value_at(p: ir.Pointwise, e: Expr) -> Expr:
     """The value of the element of a map that a load reads."""
-    at: dict[Var, Sym] = {a.var: i for a, i in zip(p.axes, e.attrs[1], strict=True)}
-    return expr.reindex(p.body, at, e.args)
+    return expr.reindex(p.body, {a.var: i for a, i in zip(p.axes, e.attrs[1], strict=True)}, e.args)
 
 
-def _substitute(
-    n: ir.Loop, bodies: dict[str, ir.Pointwise], covered: set[str], env: SymEnv
-) -> ir.Loop:
+def _inlined(n: ir.Loop, maps: dict[str, ir.Pointwise], covered: set[str], env: SymEnv) -> ir.Loop:
     budget = MAX_NODES
     origins: dict[str, None] = {}
 
     def replacement(e: Expr) -> Expr | None:
         nonlocal budget
         name = e.attrs[0]
-        p = bodies.get(name)
+        p = maps.get(name)
         if p is None:
             return None
         budget -= len(expr.nodes_of(p.body))
@@ -293,7 +306,7 @@ def _substitute(
             covered.add(name)
         return value_at(p, e)
 
-    if not any(name in bodies for name in ir.reads_of(n)):
+    if not any(name in maps for name in ir.reads_of(n)):
         return n
     new = ir.map_bodies(n, lambda e: expr.replace_loads(e, replacement))
     return replace(new, out=replace(n.out, origin=tuple(dict.fromkeys((*origins, *n.out.origin)))))
@@ -340,6 +353,8 @@ def _count(
             u.once |= once
             u.apart |= not once
             u.reads += int(share * _reads(e, axes, env, can.lanes))
+        elif _at_most_once(e, shapes[name], axes, env):
+            share = min(1.0, env.hint(product(shapes[name])) / elements)
         u.columns |= any(v in columns for s in e.attrs[1][-1:] for v in s.free_vars)
         u.in_order |= is_place or isinstance(n, ir.Scan)
         u.elements += int(share * elements)

@@ -56,7 +56,7 @@ def online(g: Graph, cx: Context) -> Graph:
         name = n.out.name if isinstance(n, Reduction) else ""
         if (total := sums.get(name)) is None:
             return made.get(name, n)
-        *rest, made[total.out.name] = _in_parts(tops[name], total, layouts)
+        *rest, made[total.out.name] = _parted(tops[name], total, layouts)
         return rest
 
     return each(g, split)
@@ -101,18 +101,15 @@ def _before(top: Reduction, r: Axis, layouts: Mapping[str, Layout]) -> Sym:
     return ZERO
 
 
-def _in_parts(
-    top: Reduction, total: Reduction, layouts: Mapping[str, Layout]
-) -> tuple[Reduction, ...]:
+def _parted(top: Reduction, total: Reduction, layouts: dict[str, Layout]) -> tuple[Reduction, ...]:
     """The two reductions over parts, and the two over whole rows."""
     (r,) = [a for a in top.raxes if a.extent is not ONE]
     length = r.extent.hi or 0
     before = _before(top, r, layouts)
     c, k = axis("c", Int(-(-(length + (before.hi or 0)) // PART))), axis("k", Int(PART))
     place = c.var * PART + k.var - before
-    at: dict[Var, Sym] = {a.var: ZERO for a in top.raxes} | {r.var: place}
     low = const(-math.inf, top.body.dtype)
-    x = reindex(top.body, at)
+    x = reindex(top.body, {a.var: place if a is r else ZERO for a in top.raxes})
     inside = index(place, I64) < index(r.extent, I64)
     if before is not ZERO:
         inside = (index(before, I64) <= index(place + before, I64)) & inside

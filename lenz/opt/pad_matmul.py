@@ -120,9 +120,7 @@ class _Padder:
         self.products[out.name] = _Product(args, layout, is_copied)
         self.stretched, self.copies = stretched, copies
 
-    def stretch(
-        self, name: str, wanted: Shape, stretched: Mapping[str, Shape]
-    ) -> dict[str, Shape] | None:
+    def stretch(self, name: str, wanted: Shape, done: dict[str, Shape]) -> dict[str, Shape] | None:
         """The map behind a buffer, with the shape that gives the buffer the `wanted` one.
 
         None if there is no such map, or if its strides are observable.
@@ -131,7 +129,7 @@ class _Padder:
         n = self.maps.get(root)
         if n is None or not n.out.type.layout.is_contiguous:
             return None
-        shape = list(stretched.get(root, n.out.shape))
+        shape = list(done.get(root, n.out.shape))
         for a, size in zip(axes, wanted, strict=True):
             if a.extent is size:
                 continue
@@ -163,9 +161,8 @@ class _Padder:
                     return False
                 laid[v.out.name] = found
         pairs = [(laid[x], self.types[x].layout) for x in laid if x in self.pinned]
-        return name not in self.fixed and all(
-            a.stride == b.stride and a.offset is b.offset for a, b in pairs
-        )
+        same = all(a.stride == b.stride and a.offset is b.offset for a, b in pairs)
+        return same and name not in self.fixed
 
     def copy_of(self, name: str, wanted: Shape) -> _Copy:
         """The copy that an argument needs."""
@@ -358,9 +355,8 @@ def _pays(
     moves = [2 * batch * x / can.bandwidth for x in (m * k, k * n, m * n)]
     slow = [SINGLY * s if x in ragged else s for s, x in zip(moves, along, strict=True)]
     operations = 2 * batch * m * k * n
-    after = max(operations / can.products, sum(moves))
-    for shape in moved:
-        after += 2 * 2 * (product(shape).hi or 0) / can.bandwidth + can.start
+    copies = sum(2 * 2 * (product(s).hi or 0) / can.bandwidth + can.start for s in moved)
+    after = max(operations / can.products, sum(moves)) + copies
     return min(m, k, n) >= LEAST and after < operations / can.ragged + sum(slow)
 
 

@@ -40,13 +40,11 @@ def relayout(g: ir.Graph, cx: Context) -> ir.Graph:
     return each(g, moved, last_first=True)
 
 
-def _moved(
-    n: ir.Pointwise | ir.Reduction, layouts: set[Layout] | None
-) -> ir.Pointwise | ir.Reduction:
+def _moved(n: ir.Pointwise | ir.Reduction, into: set[Layout] | None) -> ir.Pointwise | ir.Reduction:
     """The node with the layout of all its readers, if they agree and it has no gaps."""
-    if layouts is None or len(layouts) != 1:
+    if into is None or len(into) != 1:
         return n
-    (layout,) = layouts
+    (layout,) = into
     own = n.out.type
     if layout == own.layout or layout.shape != own.shape or layout.storage is not layout.numel:
         return n
