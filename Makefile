@@ -121,7 +121,7 @@ opinfo: $(STAMP)
 leaks: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.leaks $(FLAGS)
 
-# FLAGS="--device cuda" or "--large" or "--way triton"; see tests/fuzz.
+# FLAGS="--device cuda" or "--large" or "--way triton" or "--way numbers"; see tests/fuzz.
 fuzz: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FLAGS)
 

@@ -71,19 +71,19 @@ def refusals(op: Any, counts: Counter[str]) -> Iterator[str]:
             yield f"{k}: {verdict}"
 
 
-def compared(fn: Callable[..., Any], given: Any) -> str:
+def compared(fn: Callable[..., Any], given: Any, dynamic: bool | None = None) -> str:
     """One of the table's words, or what is wrong."""
     wanted, left = refused(fn, given)
     if wanted is None:
         return TAKEN  # some are bad on other devices only
-    got, ours = refused(torch.compile(fn, backend="lenz"), given)
+    got, ours = refused(torch.compile(fn, backend="lenz", dynamic=dynamic), given)
     if got is None:
         return f"no error, but in eager {type(wanted).__name__}: {wanted}"
     if type(got) is type(wanted):
         if any(text in str(got) and text not in str(wanted) for text in FOREIGN):
             return f"eager's type, but the text of another: {got}"
         return SAME if all(map(alike, ours, left)) else "arguments that eager leaves are written"
-    theirs, _ = refused(torch.compile(fn, backend="aot_eager"), given)
+    theirs, _ = refused(torch.compile(fn, backend="aot_eager", dynamic=dynamic), given)
     if type(got) is type(theirs) and "a bug in lenz" not in str(got):
         return TRACED
     return f"{type(got).__name__} ({got}) and not {type(wanted).__name__} ({wanted})"

@@ -2,8 +2,8 @@
 
 The seed is printed; a failure is made small and printed as a file that runs. Programs run in forked
 processes, so that one which crashes or hangs is a finding, too, and says where it was. One
-in sixteen is no program but a call that eager refuses (`refused`), and one a program whose sizes
-come from integers (`sized`).
+in sixteen is no program but a call that eager refuses (`refused`), one a call with another number
+(`numbers`), and one a program whose sizes come from integers (`sized`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ GUARDED = ("guarded", "guarded avx2", "guarded sse2")
 CALLS = ("threads", "steps", "graphs", "options", "warm", "exported")
 WAYS = ("oracle",) * 8 + (*GUARDED, *CALLS, *TRITON)
 WAYS_OF_GPUS = ("cpu", "graphs", "graphs threads", "graphs steps", "options", "warm", "exported")
-REFUSED = find_spec("expecttest") is not None  # which torch's op database needs
+OF_DATABASE = {11: "refused", 13: "numbers"} if find_spec("expecttest") else {}  # torch needs it
+TURNS = {5: "sized", **OF_DATABASE}  # of sixteen seeds
 WAYS_OF_LARGE = ("cpu", "guarded")  # the others are too slow
 FORKS = hasattr(os, "fork")
 BATCH = 50  # programs in one process
@@ -94,10 +95,8 @@ def way_of(seed: int, o: argparse.Namespace) -> str:
         return str(o.way)
     if is_long(seed, o):
         return "cpu"
-    if REFUSED and seed % 16 == 11 and o.device == "cpu":
-        return "refused"
-    if seed % 16 == 5 and o.device == "cpu":
-        return "sized"
+    if seed % 16 in TURNS and o.device == "cpu":
+        return TURNS[seed % 16]
     ways = WAYS_OF_LARGE if is_large(seed, o) else WAYS
     return random.Random(seed).choice(ways if o.device == "cpu" else WAYS_OF_GPUS)
 
@@ -118,24 +117,26 @@ def made(seed: int, o: argparse.Namespace) -> Program:
 
 
 @cache
-def refusable() -> list[Any]:
-    """The ops of torch's database that are called wrongly; it takes seconds to load."""
+def callable_ops() -> list[Any]:
+    """The ops of torch's database that are called; it takes seconds to load."""
     from tests.fuzz.refused import able
 
     return able()
 
 
-def why_not_refused(seed: int) -> str:
-    """What is wrong with how lenz refuses the seed's first call that eager refuses, "" if right."""
-    from tests.fuzz.refused import found, is_right
+def why_wrong(way: str, seed: int) -> str:
+    """What is wrong with a call of torch's database, "" if nothing."""
+    from tests.fuzz import numbers, refused
 
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch's, of wrong calls
     try:
-        title, verdict = found(seed, refusable())
+        if way == "numbers":
+            return numbers.found(seed, callable_ops())
+        title, verdict = refused.found(seed, callable_ops())
     finally:
         logging.disable(disabled)
-    return "" if is_right(verdict) else f"{title}: {verdict}"
+    return "" if refused.is_right(verdict) else f"{title}: {verdict}"
 
 
 def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -> None:
@@ -148,16 +149,16 @@ def batch(seeds: Sequence[int], o: argparse.Namespace, until: float, say: Say) -
         if time.monotonic() > until:
             return
         say(f"\n{seed}")
-        notes = Notes()
-        if o.way == "indices":
+        notes, how = Notes(), way_of(seed, o)
+        if how == "indices":
             ways = [w for w in indices.WAYS if w != "triton" or TRITON]
             why = "\n".join(filter(None, (indices.failure(seed, way) for way in ways)))
-        elif way_of(seed, o) == "refused":
-            why = why_not_refused(seed)
-        elif way_of(seed, o) == "sized":
+        elif how in ("refused", "numbers"):
+            why = why_wrong(how, seed)
+        elif how == "sized":
             why = sized.found(seed)
         else:
-            why = failure(made(seed, o), way_of(seed, o), o.device, notes)
+            why = failure(made(seed, o), how, o.device, notes)
         skipped = " ".join(notes.skipped.split()).replace("!", ".")[:200]
         say(f"~{skipped}" if skipped else f"={' '.join(sorted(set(notes.ops)))}")
         if why:
@@ -175,7 +176,12 @@ def checked(p: Program, way: str, o: argparse.Namespace) -> str:
 
 def is_torchs(seed: int, o: argparse.Namespace) -> bool:
     """True where the process of a program ends in torch's own half, too."""
-    if way_of(seed, o) in ("refused", "sized", "indices"):
+    way = way_of(seed, o)
+    if way == "numbers":
+        from tests.fuzz.numbers import alone
+
+        return bool(forked(lambda say: alone(seed, callable_ops()), o.patience)[1])
+    if way in ("refused", "sized", "indices"):
         return False
     p = made(seed, o)
     return bool(forked(lambda say: say(failure(p, "aot_eager", o.device)), o.patience)[1])
@@ -202,7 +208,7 @@ def options() -> argparse.Namespace:
     a.add_argument(
         "--way",
         default="",
-        help="one of those in check.py, refused, sized or indices; a mix if not given",
+        help="one of those in check.py, refused, numbers, sized or indices; a mix if not given",
     )
     a.add_argument("--device", default="cpu")
     a.add_argument("--shrink", type=float, default=90, help="seconds for making a failure small")
@@ -234,8 +240,9 @@ def main() -> int:
     until = time.monotonic() + 60 * o.minutes
     if FORKS and o.device == "cpu":  # compiling anything would meet the GPU
         failure(program(0), "oracle")  # so that children have warm imports
-        if any(way_of(s, o) == "refused" for s in range(o.seed, o.seed + min(o.count, 16))):
-            refusable()
+        first = range(o.seed, o.seed + min(o.count, 16))
+        if any(way_of(s, o) in OF_DATABASE.values() for s in first):
+            callable_ops()
     done, bad = 0, 0
     ops: set[str] = set()
     skipped: list[str] = []
@@ -262,7 +269,7 @@ def main() -> int:
         kinds[kind_of(why)] += 1
         if o.way == "indices":
             print(f"---- {why[:2000]}", flush=True)
-        elif (way := way_of(seed, o)) in ("refused", "sized"):
+        elif (way := way_of(seed, o)) in ("refused", "numbers", "sized"):
             flags = f"--count 1{o.way and f' --way {way}'}"
             print(f"---- seed {seed} ({way}): {why[:2000]}", flush=True)
             print(f'again: make fuzz SEED={seed} FLAGS="{flags}"\n', flush=True)

@@ -79,6 +79,15 @@ def drawn(r: random.Random, ops: list[Any]) -> tuple[str, Callable[..., Any], An
     )
 
 
+def judged(fn: Callable[..., Any], given: Any, dynamic: bool | None = None) -> str:
+    """One of the words of `compared`, LOST, or what is wrong."""
+    verdict = compared(fn, given, dynamic)
+    if verdict.startswith("no error,"):
+        theirs, _ = refused(torch.compile(fn, backend="aot_eager", dynamic=dynamic), given)
+        verdict = verdict if theirs is not None else LOST
+    return verdict
+
+
 def found(seed: int, ops: list[Any], tries: int = 50) -> tuple[str, str]:
     """(title, verdict) of the seed's first call that eager refuses."""
     r = random.Random(seed)
@@ -87,10 +96,7 @@ def found(seed: int, ops: list[Any], tries: int = 50) -> tuple[str, str]:
         if case is None:
             continue
         title, fn, given = case
-        verdict = compared(fn, given)
-        if verdict.startswith("no error,"):
-            theirs, _ = refused(torch.compile(fn, backend="aot_eager"), given)
-            verdict = verdict if theirs is not None else LOST
+        verdict = judged(fn, given)
         if verdict != TAKEN:
             return title, verdict
     return "", TAKEN
