@@ -238,8 +238,8 @@ def _enter_fractional(rank: int) -> None:
         sizes = x.shape[lead:]
         if ZERO in b.result.shape:
             return b.map(lambda i: const(0, x.dtype)), b.map(lambda i: const(0, I64), b.results[1])
-        if math.prod(kernel) > MOST_TAPS:
-            raise Decline("windows of many elements")
+        if min(kernel) < 1 or math.prod(kernel) > MOST_TAPS:
+            raise Decline("windows of no or many elements")
         if x.dtype.is_half and x.device == "cpu":
             raise Decline("windows of halves, whose starts eager rounds")
 

@@ -172,6 +172,8 @@ def test_windows_that_samples_spread(rank: int) -> None:
         dy = torch.randn(y.shape)
         check(lambda dy, x, at, s=size: back(dy, x, *s, at), dy, x, at)
     check(lambda t, u: pool(t, [2] * rank, [3] * rank, u), x.half(), u.half(), native=False)
+    for none in ([1, 0, 1], [0, 0, 0]):  # elements of a window
+        check(lambda t, u: pool(t, none[:rank], [3] * rank, u), x, u, native=False)
 
 
 def test_gradients_and_symbolic_sizes() -> None:
