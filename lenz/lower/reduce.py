@@ -154,8 +154,9 @@ def spread(
 ) -> Value | tuple[Value, Value]:
     """Variance (or its root) of each row, and the mean if asked for; NaN for no elements.
 
-    Two passes: sum((x - mean)^2) / max(n - lost, 0), which stays accurate if the mean is
-    large relative to the deviation; on CPUs in f64, as in eager. On GPUs long rows are read once.
+    Two passes: sum((x - mean)^2) / max(n - lost, 0), where a NaN counts as 0, which stays accurate
+    if the mean is large relative to the deviation; on CPUs in f64, as in eager. On GPUs long rows
+    are read once.
     """
     s, acc = cut(x.shape, dim), F64 if x.device == "cpu" else compute_dtype(x.dtype)
     at = reader(x, acc)
@@ -165,7 +166,7 @@ def spread(
     mean_type = b.temp(shape, acc) if second is None else replace(second, dtype=acc)
 
     def finish(a: Expr) -> Expr:
-        v = a / ops.where(ops.eq(n, 0), 0, ops.maximum(n - lost, 0))
+        v = a / ops.where((n > lost) & ops.ne(n, 0), n - lost, 0)
         return ops.sqrt(v) if root else v
 
     sets = Sets(x, shape, s.over, lambda i, r: s.join(s.row(i) if keepdim else i, r))
