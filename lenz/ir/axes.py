@@ -33,12 +33,13 @@ def by_stride(axes: Axes, syms: Sequence[Sym]) -> Axes:
 def merged(axes: Axes, prefix: str, syms: Sequence[Sym]) -> tuple[Axes, dict[Var, Sym]]:
     """Merge neighbours that every index steps through without a gap; drop extents of 1.
 
-    Also returns the values of the old variables.
+    Beside an extent of 0, drop all others. Also returns the values of the old variables.
     """
     at: dict[Var, Sym] = {}
     groups: list[list[Axis]] = []
+    empty = next((a for a in axes if a.extent is ZERO), None)
     for a in axes:
-        if a.extent is ONE:
+        if a.extent is ONE or empty not in (None, a):
             at[a.var] = ZERO
         elif groups and all(_joins(s, groups[-1][-1], a) for s in syms):
             groups[-1].append(a)

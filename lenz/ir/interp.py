@@ -415,8 +415,7 @@ def _size(of: Any) -> Any:
     """A number, or the value of [name of a function, *arguments]."""
     if not isinstance(of, (list, tuple)):
         return of
-    function = getattr(torch if of[0].startswith("sym_") else operator, of[0])
-    return function(*map(_size, of[1:]))
+    return getattr(torch if of[0].startswith("sym_") else operator, of[0])(*map(_size, of[1:]))
 
 
 _OWN: Mapping[str, Callable[..., Any]] = {
