@@ -130,15 +130,10 @@ def placeholders_of(
     for i, node in enumerate(places):
         value = node.meta["val"] if "val" in node.meta else inputs[i]
         is_static = node.name in static_names
-        source = node.meta.get("desc")
-        label = source.expr() if source is not None and hasattr(source, "expr") else node.name
-        found.append(Placeholder(node.name, kind_of(value), value, is_static, label, i in donated))
+        kind: ValueKind = next((k for types, k in KINDS if isinstance(value, types)), "object")
+        label = node.meta["desc"].expr() if hasattr(node.meta.get("desc"), "expr") else node.name
+        found.append(Placeholder(node.name, kind, value, is_static, label, i in donated))
     return tuple(found)
-
-
-def kind_of(value: Any) -> ValueKind:
-    """Return the kind of an argument or result from its traced value."""
-    return next((kind for types, kind in KINDS if isinstance(value, types)), "object")
 
 
 def name_objects(gm: GraphModule) -> None:

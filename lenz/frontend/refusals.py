@@ -114,21 +114,26 @@ def on_cpu(*kinds: torch.dtype) -> Refusal:
 
 def _lacks(x: Tensor, dim: Any) -> bool:
     """The tensor has no such dimension; a number has one."""
-    rank = max(x.dim(), 1)
-    return isinstance(dim, int) and not -rank <= dim < rank
+    return isinstance(dim, int) and not -max(x.dim(), 1) <= dim < max(x.dim(), 1)
 
 
 def _overflows(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
-    """A number may not fit the integer type that it is written into; sizes fit 64 bits."""
+    """An integer may not fit the type that it is written into, nor a float an integer type."""
     kind = dtype or next((t.dtype for t in _tensors(args)), None)
-    if kind not in INTS:
+    if kind not in (*INTS, torch.float16):
         return False
-    kinds = (int, float) if kind is torch.int64 else (int, float, torch.SymInt)
-    return _outside(torch.iinfo(kind), [a for a in (*args, *kwargs.values()) if type(a) in kinds])
+    kinds = {torch.int64: (int, float), torch.float16: (int,)}.get(kind, (int, float, torch.SymInt))
+    return _outside(kind, [a for a in (*args, *kwargs.values()) if type(a) in kinds])
 
 
-def _outside(limits: Any, numbers: Sequence[Any], past: int = 0) -> bool:
+def _beyond(kind: torch.dtype) -> Refusal:
+    """An integer does not fit the type: a position or a stride may overflow."""
+    return lambda *a, **_: _outside(kind, [n for n in _pytree.tree_leaves(a) if type(n) is int])
+
+
+def _outside(kind: torch.dtype, numbers: Sequence[Any], past: int = 0) -> bool:
     """A number may lie outside the limits of a type; `past` of it are allowed above."""
+    limits = (torch.finfo if kind.is_floating_point or kind.is_complex else torch.iinfo)(kind)
     low, high, known = limits.min, limits.max + past, statically_known_true
     return not all(known(low <= n) and known(n <= high) for n in numbers)
 
@@ -142,8 +147,7 @@ def _undrawn(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> bool:
     """Random integers do not fit their type; the range ends before its second number."""
     kind = next((k for k in (dtype, *(t.dtype for t in _tensors(args))) if k), torch.int64)
     ends = [a for a in args if isinstance(a, (int, torch.SymInt))]
-    limits = torch.finfo if kind.is_floating_point or kind.is_complex else torch.iinfo
-    return kind in BOOL or _outside(limits(kind), ends, 1)
+    return kind in BOOL or _outside(kind, ends, 1)
 
 
 def too_large(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
@@ -166,7 +170,7 @@ _batch_norm_with_update _batch_norm_with_update_functional"""
 NORMS = f"{TRAINING} _native_batch_norm_legit_no_training cudnn_batch_norm"
 FILLED = """full full_like new_full fill scalar_tensor masked_fill index_fill scatter
 constant_pad_nd threshold clamp clamp_min clamp_max hardtanh pow addcmul addmv addr index_add
-linspace"""
+linspace logspace"""
 LISTS = "_foreach_add _foreach_sub _foreach_addcmul _foreach_clamp_min _foreach_clamp_max"
 FLOATS = """frac lerp log_sigmoid_forward _log_softmax hardswish hardsigmoid
 celu elu silu gelu mish softplus glu _prelu_kernel std var std_mean var_mean rrelu_with_noise
@@ -227,10 +231,9 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("where", lambda _, *a, **__: _overflows(*a)),
     ("floor_divide remainder fmod div", _vanishes),
     ("logspace", lambda _, b, n, base=10.0, **__: not statically_known_true(base >= 0)),
-    ("pixel_unshuffle", lambda x, _: 0 in map(hint_of, x.shape)),  # which any view fits
     (LISTS, lambda *a, **k: _overflows(*_pytree.tree_leaves((a, k)))),
     ("randint randint_like", _undrawn),
-    ("uniform", lambda x, a=0.0, b=1.0, **_: _outside(torch.finfo(x.dtype), [b - a])),
+    ("uniform", lambda x, a=0.0, b=1.0, **_: _outside(x.dtype, [b - a])),
     ("smooth_l1_loss", lambda x, y, reduction=1, beta=1.0: not statically_known_true(beta >= 0)),
     ("mvlgamma", lambda _, p: p < 1),
     ("celu", lambda _, alpha=1.0: statically_known_true(alpha == 0)),
@@ -239,7 +242,10 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("soft_margin_loss", lambda x, y, *_: _sizes(x) != _sizes(y)),
     ("binary_cross_entropy", lambda x, *a, **_: any(t.dim() > x.dim() for t in _tensors(a))),
     (ORDERED, lambda x, *a, dim=None, **_: _lacks(x, dim if dim is not None or not a else a[0])),
-    ("median nanmedian", lambda x, *_, **__: 0 in _sizes(x)),
+    # Any view fits an empty tensor.
+    ("median nanmedian pixel_unshuffle", lambda x, *_, **__: 0 in map(hint_of, x.shape)),
+    ("tril triu tril_indices triu_indices", _beyond(torch.int32)),
+    ("empty_strided new_empty_strided as_strided_scatter", _beyond(torch.uint32)),
     ("bucketize", lambda x, edges, *_, **__: edges.dim() != 1),
     ("searchsorted", lambda *_, side=None, **__: side not in (None, "left", "right")),
     ("searchsorted", lambda *_, sorter=None, **__: sorter is not None and sorter.dtype != INTS[4]),

@@ -108,6 +108,17 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     "numbers up to an end": (
         lambda n: torch.linspace(0, n, 3, dtype=torch.uint8), (300,), (200,)
     ),
+    "powers up to an end": (
+        lambda n: torch.logspace(0, n, 3, dtype=torch.uint8), (300,), (2,)
+    ),
+    "a whole number of halves": (lambda x: x.masked_fill(x > 0, 2**31), (HALF,), (X,)),
+    "a number of places": (lambda n: torch.tril_indices(3, 3, n), (2**63 - 1,), (1,)),
+    "a start of a part": (
+        lambda x, n: x.as_strided_scatter(x[:, :2], (2, 2), (1, 2), n), (X, -2), (X, 1)
+    ),
+    "steps that are none": (
+        lambda n: torch.empty_strided((5, 5), (n, 1)).mul(0).isfinite() | True, (-2,), (5,)
+    ),
     "a slope": (lambda x, b: F.smooth_l1_loss(x, x * 0, beta=b), (X, -1.0), (X, 0.0)),
     "a dimension of matrices": (lambda x, p: torch.mvlgamma(x + 9, p), (X, 0), (X, 1)),
     "a side": (
@@ -148,10 +159,18 @@ def test_what_eager_takes_is_left_to_no_call() -> None:
         ("masked_fill", (X, X > 0, -math.inf)), ("masked_fill", (X, X > 0, X[0, 0])),
         ("mul", (HALF, 65504.0)), ("add", (X, -1e38)), ("masked_fill", (HALF, X > 0, -65504.0)),
         ("add", (INT, 2**35)), ("mul", (BYTE, 300)), ("div", (BYTE, 300)), ("pow", (2**35, X)),
+        ("masked_fill", (HALF, X > 0, 65504)), ("tril", (X, -2)), ("empty_strided", ((2,), (1,))),
         ("select_scatter", (X, X[0], 0, 1)), ("binary_cross_entropy", (X, X, X[0], 1)),
     )  # fmt: skip
     for op, args in taken:
         assert not is_refused(op, args, {}), (op, args)
+
+
+@pytest.mark.parametrize("n", (2**63 - 1, 2**63 - 3, -(2**63)))
+def test_a_diagonal_beyond_all_positions(n: int) -> None:
+    """The row of such an element does not fit 64 bits."""
+    fn = lambda x: (x.tril(n), x.triu(n))
+    torch.testing.assert_close(torch.compile(fn, backend="lenz")(X), fn(X))
 
 
 @pytest.mark.parametrize(
