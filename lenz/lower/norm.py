@@ -158,8 +158,8 @@ def native_group_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     """Normalisation over groups of channels of [N, C, ...], scale and shift per channel."""
-    if ZERO in x.shape[1:]:
-        raise Decline("the norm of an empty tensor")
+    if ZERO in x.shape[1:] or (sym(N), sym(HxW)) != (*x.shape[:1], product(x.shape[2:])):
+        raise Decline("the norm of an empty tensor, or by sizes that are not its own")
     s = group_of(x.shape, C, group)
     shifted = lambda e, i: scaled(e, weight, bias, (i[1],))
     sets, per = Sets(x, s.rows, s.over, s.join), lambda v: s.per_channel(b, x, v)

@@ -53,6 +53,15 @@ def test_norms_of_nothing_are_eagers() -> None:
     check(lambda x: functional.group_norm(x[:, 1:], 1), x, native=False)
 
 
+def test_a_group_norm_by_other_sizes_than_its_own_is_eagers() -> None:
+    """Eager takes any that have as many elements."""
+    x = torch.randn(2, 6, 3)
+    fn = lambda x, n, rest: aten.native_group_norm(x, None, None, n, 6, rest, 2, 1e-5)[0]
+    torch.testing.assert_close(torch.compile(fn, backend="lenz")(x, 3, 2), fn(x, 3, 2))
+    with pytest.raises(RuntimeError, match="to be true, but got false"):
+        torch.compile(fn, backend="lenz")(x, 2, -1)
+
+
 def test_layer_norm_far_from_zero() -> None:
     """A mean of 10^3 deviations does not spoil the variance."""
     x = torch.randn(4, 256) + 1e3
