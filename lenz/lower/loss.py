@@ -82,10 +82,10 @@ def smooth_l1_slope(x: Expr, y: Expr, beta: float) -> Expr:
 
 
 def huber(x: Expr, y: Expr, delta: float = 1.0) -> Expr:
-    """With z = |x - y|: z^2 / 2 where z <= delta, else delta (z - delta / 2)."""
+    """With z = |x - y|: z^2 / 2 where z < delta, else delta (z - delta / 2)."""
     z = abs(x - y)
     limit = const(delta, z.dtype)
-    return ops.where(z <= limit, 0.5 * ops.square(z), limit * (z - 0.5 * delta))
+    return ops.where(z < limit, 0.5 * ops.square(z), limit * (z - 0.5 * delta))
 
 
 def huber_slope(x: Expr, y: Expr, delta: float) -> Expr:

@@ -47,6 +47,7 @@ def test_edges_of_differences() -> None:
         check(lambda x, y: aten.huber_loss(x, y, 0, width), x, y)
         check(lambda g, x, y: aten.smooth_l1_loss_backward(g, x, y, 0, width), g, x, y)
         check(lambda g, x, y: aten.huber_loss_backward(g, x, y, 0, width), g, x, y)
+    check(lambda x, y: aten.huber_loss(x, y, 0, math.inf), x, y)  # infinity is not below itself
     check(lambda x, y: aten.smooth_l1_loss(x, y, 0, 0.0), x, y)
     check(lambda g, x, y: aten.smooth_l1_loss_backward(g, x, y, 0, 0.0), g, x, y)
     check(lambda x, y: aten.soft_margin_loss(x, y - 1, 0), x, y)
