@@ -151,10 +151,14 @@ def _undrawn(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> bool:
 
 
 def too_large(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
-    """A finite number overflows in the type of the first float tensor, or of the result."""
+    """A finite number overflows in the type of the first float tensor, or of the result.
+
+    Or its inverse does, if in f32: it may count as 0.
+    """
     kinds = (dtype, *(t.dtype for t in _tensors(args)))
     most = next((torch.finfo(k).max for k in kinds if k and k.is_floating_point), math.inf)
-    return any(type(a) is float and most < abs(a) < math.inf for a in (*args, *kwargs.values()))
+    numbers = [abs(a) for a in (*args, *kwargs.values()) if type(a) is float and a != 0.0]
+    return any(most < a < math.inf or a * max(most, 1e38) < 1.0 for a in numbers)
 
 
 def _narrows(x: Tensor, *args: Any, **_: Any) -> bool:
@@ -212,8 +216,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("ldexp", lambda x, e: x.is_floating_point() and e.dtype is torch.bool),
     ("mse_loss", only(*BOOL, *INTS)),
     ("log_sigmoid_forward clamp clamp_min le lt ge gt", of(torch.complex64, torch.complex128)),
-    ("binary_cross_entropy_with_logits", lambda x, y, *_, **__: y.dtype in (*BOOL, *INTS)),
-    ("binary_cross_entropy_with_logits", lambda x, y, w=None, p=None, *_: of(*BOOL)(p)),
+    ("binary_cross_entropy_with_logits", lambda _, y, *a, **__: of(*INTS)(y) or of(*BOOL)(y, a)),
     ("arange linspace logspace", lambda *a, dtype=None, **_: dtype in BOOL or bool(_tensors(a))),
     ("logaddexp logaddexp2", lambda x, y: {x.dtype, y.dtype} <= {*BOOL, *INTS}),
     ("round", lambda *a, decimals=None: decimals is not None and of(*INTS)(*a)),

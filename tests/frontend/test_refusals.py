@@ -119,6 +119,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     "steps that are none": (
         lambda n: torch.empty_strided((5, 5), (n, 1)).mul(0).isfinite() | True, (-2,), (5,)
     ),
+    "an inverse that is finite": (F.celu, (X, 1e-300), (X, 1e-30)),
     "a slope": (lambda x, b: F.smooth_l1_loss(x, x * 0, beta=b), (X, -1.0), (X, 0.0)),
     "a dimension of matrices": (lambda x, p: torch.mvlgamma(x + 9, p), (X, 0), (X, 1)),
     "a side": (
@@ -159,11 +160,26 @@ def test_what_eager_takes_is_left_to_no_call() -> None:
         ("masked_fill", (X, X > 0, -math.inf)), ("masked_fill", (X, X > 0, X[0, 0])),
         ("mul", (HALF, 65504.0)), ("add", (X, -1e38)), ("masked_fill", (HALF, X > 0, -65504.0)),
         ("add", (INT, 2**35)), ("mul", (BYTE, 300)), ("div", (BYTE, 300)), ("pow", (2**35, X)),
+        ("add", (HALF, 1e-12)), ("add", (X, 1.2e-38)), ("add", (WIDE, 1e-300)), ("add", (K, 0.0)),
         ("masked_fill", (HALF, X > 0, 65504)), ("tril", (X, -2)), ("empty_strided", ((2,), (1,))),
         ("select_scatter", (X, X[0], 0, 1)), ("binary_cross_entropy", (X, X, X[0], 1)),
     )  # fmt: skip
     for op, args in taken:
         assert not is_refused(op, args, {}), (op, args)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    (
+        lambda x, n: torch.cdist(x, x + 1, p=n),
+        lambda x, n: torch.pdist(x, p=n),
+        lambda x, n: torch.addmv(x[0, :2] * math.nan, x, x[0], beta=n),
+        lambda x, n: torch.addr(x * math.nan, x[0, :2], x[0], beta=n),
+    ),
+)
+def test_a_number_that_rounds_to_0(fn: Callable[..., Any]) -> None:
+    """As a power, or a scale, it is 0 in eager."""
+    torch.testing.assert_close(torch.compile(fn, backend="lenz")(X, 1e-300), fn(X, 1e-300))
 
 
 @pytest.mark.parametrize("n", (2**63 - 1, 2**63 - 3, -(2**63)))
