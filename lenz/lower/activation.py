@@ -63,10 +63,10 @@ def silu_backward(g: Expr, x: Expr) -> Expr:
 
 @elementwise("logit_backward", tensors=2)
 def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
-    """g / (x * (1 - x)), 0 (or NaN without eps) outside the domain."""
-    low = 0.0 if eps is None else eps
+    """g / (x * (1 - x)), 0 (or NaN without eps, or with a negative one) outside the domain."""
+    low = max(eps or 0.0, 0.0)
     outside = (x < low) | (x > 1.0 - low)
-    return ops.where(outside, math.nan if eps is None else 0.0, g / (x * (1.0 - x)))
+    return ops.where(outside, math.nan if eps is None or eps < 0.0 else 0.0, g / (x * (1.0 - x)))
 
 
 @elementwise("hardswish_backward", tensors=2)

@@ -139,6 +139,7 @@ def test_logit_backward(dtype: torch.dtype) -> None:
     x = floats(dtype, 11, low=-0.5, high=1.5)
     check(lambda g, x: aten.logit_backward(g, x, 0.1), x, x)
     check(lambda g, x: aten.logit_backward(g, x, None), x, x)
+    check(lambda g, x: aten.logit_backward(g, x, -1.0), x, x)
     check(lambda x: torch.logit(x, 0.1), x)
 
 
