@@ -1,11 +1,11 @@
-"""Calls of torch's op database with one argument that is no tensor made another one.
+"""Calls of torch's op database with one argument, no tensor, made another one.
 
     python -m tests.fuzz --way numbers --minutes 5 [--seed N]
 
 A dimension, a size, a limit, a flag, a type or a name becomes 0, -1, 2**63 - 1, NaN or another
-name. What eager refuses is refused with the same error (`refused`); else the values are eager's, or
-as near to the same call in float64 (`compare`). What torch loses or changes before lenz is asked
-is no finding, and KNOWN has the rest.
+name. What eager refuses is refused with the same error (`refused`); else values and gradients are
+eager's, or as near to the same call in float64 (`compare`). What torch loses or changes before lenz
+is asked is no finding, and KNOWN has the rest.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ KNOWN: dict[str, str] = {
     "narrow\\(\\): length must be non-negative": "no guard is added for the sign of a width",
     "^grid_sampler_3d .*: result": "modes that there are not: eager writes nothing into the result",
     "the range of a histogram is not finite": "of a range that overflows, eager writes elsewhere",
+    "dynamic: no error.* to type float without overflow": "no guard is added for floats, either",
+    "batch_norm.* its fake kernel promised": "of a half, refused for its momentum",
     "^roll .*SymIntArrayRef": "a shift of a number by -2**63: torch's own failure",
     "TypeError \\(empty_strided": "sizes of no elements whose product overflows at run time",
 }
@@ -73,10 +75,24 @@ class Call:
     title: str
     given: Any
     is_dynamic: bool
+    has_gradients: bool
 
     def __call__(self, first: Any, args: Any, kwargs: Any) -> Any:
         """Run the op."""
         return self.op.op(first, *args, **kwargs)
+
+
+def are_numbers(x: Any) -> bool:
+    """True for sizes, dimensions and the like."""
+    return isinstance(x, (list, tuple)) and bool(x) and all(type(n) is int for n in x)
+
+
+def changed(r: random.Random, x: Any) -> Any:
+    """Another value: of several numbers one is another, too many or missing."""
+    if not are_numbers(x):
+        return r.choice(OTHERS[type(x)])
+    k, other = r.randrange(len(x)), r.choice(OTHERS[int])
+    return (*x[:k], *r.choice(((other,), (other,), (other,), (), (x[k], x[k]))), *x[k + 1 :])
 
 
 def drawn(r: random.Random, ops: list[Any]) -> Call | None:
@@ -85,20 +101,23 @@ def drawn(r: random.Random, ops: list[Any]) -> Call | None:
     if dtype not in op.dtypes:
         return None
     torch.manual_seed(1)
-    samples = list(islice(op.sample_inputs("cpu", dtype), 60))
+    grad = dtype in (torch.float32, torch.float64) and op.supports_autograd and r.random() < 0.3
+    samples = list(islice(op.sample_inputs("cpu", dtype, requires_grad=grad), 60))
     if not samples:
         return None
     s = r.choice(samples)
-    leaves, spec = pytree.tree_flatten((s.input, s.args, s.kwargs))
-    places = [k for k, x in enumerate(leaves) if type(x) in OTHERS]
+    leaves, spec = pytree.tree_flatten((s.input, s.args, s.kwargs), are_numbers)
+    places = [k for k, x in enumerate(leaves) if type(x) in OTHERS or are_numbers(x)]
     if not places or any(isinstance(x, Tensor) and x.numel() > SMALL for x in leaves):
         return None
     k = r.choice(places)
-    new = r.choice(OTHERS[type(leaves[k])])
+    new = changed(r, leaves[k])
     told = ", ".join(str(tuple(x.shape) if isinstance(x, Tensor) else x) for x in leaves)
     leaves[k] = new
-    title = f"{name_of(op)} {str(dtype)[6:]} ({told}), number {k} is {new!r}"
-    return Call(op, dtype, title, pytree.tree_unflatten(leaves, spec), r.random() < 0.3)
+    is_dynamic = r.random() < 0.3
+    how = ", with gradients" * grad + ", dynamic" * is_dynamic
+    title = f"{name_of(op)} {str(dtype)[6:]} ({told}), number {k} is {new!r}{how}"
+    return Call(op, dtype, title, pytree.tree_unflatten(leaves, spec), is_dynamic, grad)
 
 
 def call_of(seed: int, ops: list[Any]) -> Call | None:
@@ -145,7 +164,7 @@ def failure(call: Call) -> str:
     row = Row(name_of(call.op), str(call.dtype)[6:], call.is_dynamic)
     if verdict == TAKEN:
         exact = call.op.name not in UNDEFINED
-        check(row, call, call.given, False, call.title, "cpu", exact)
+        check(row, call, call.given, call.has_gradients, call.title, "cpu", exact)
     if not row.failures or lacks_memory(row.failures) or is_near(call):
         return ""
     return row.failures[0]
@@ -162,21 +181,22 @@ def is_near(call: Call) -> bool:
     def wide(x: Any) -> Any:
         if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
             return x
-        return x.to(torch.complex128 if x.is_complex() else torch.float64)
+        wider = x.detach().to(torch.complex128 if x.is_complex() else torch.float64)
+        return wider.requires_grad_(x.requires_grad)
 
     def values(wants: Any) -> list[Any]:
-        leaves = pytree.tree_leaves(wants[0])
+        leaves = pytree.tree_leaves((wants[0], wants[3:]))
         is_pair = lambda x: isinstance(x, Tensor) and x.is_complex()
         return [torch.view_as_real(x.resolve_conj()) if is_pair(x) else x for x in leaves]
 
     try:
         got, want = (
-            values(case(call, call.given, how, False, call.is_dynamic))
+            values(case(call, call.given, how, call.has_gradients, call.is_dynamic))
             for how in (recording(Row("", ""), eager_random=True), None)
         )
-        ideal = values(case(call, pytree.tree_map(wide, call.given), None, False))
+        ideal = values(case(call, pytree.tree_map(wide, call.given), None, call.has_gradients))
         for x, y, z in zip(got, want, ideal, strict=True):
-            if isinstance(y, Tensor) and layout_of(x) != layout_of(y):
+            if isinstance(x, Tensor) and isinstance(y, Tensor) and layout_of(x) != layout_of(y):
                 return False
             same(x, y, z, exact=False)
     except Exception:  # noqa: BLE001  # an error, or a difference, is what the caller knows
