@@ -59,7 +59,7 @@ def _other_than(part: Callable[..., Tensor]) -> Refusal:
         try:
             place = part(x, *args, **kwargs)
             return _sizes(place) != _sizes(src) and place.shape != src.shape
-        except (IndexError, RuntimeError, ZeroDivisionError):
+        except (IndexError, RuntimeError, ValueError, ZeroDivisionError):
             return True  # the part does not exist
 
     return rule
@@ -151,12 +151,12 @@ def _undrawn(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> bool:
 
 
 def too_large(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
-    """A finite number overflows in the type of the first float tensor, or of the result.
+    """A finite number overflows in the type of the result, or else of the first float tensor.
 
-    Or its inverse does, if in f32: it may count as 0.
+    Or of a new one. Or its inverse does, if in f32: it may count as 0.
     """
-    kinds = (dtype, *(t.dtype for t in _tensors(args)))
-    most = next((torch.finfo(k).max for k in kinds if k and k.is_floating_point), math.inf)
+    kinds = (dtype, *(t.dtype for t in _tensors(args)), torch.get_default_dtype())
+    most = next(torch.finfo(k).max for k in kinds if k and k.is_floating_point)
     numbers = [abs(a) for a in (*args, *kwargs.values()) if type(a) is float and a != 0.0]
     return any(most < a < math.inf or a * max(most, 1e38) < 1.0 for a in numbers)
 
@@ -248,7 +248,7 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     # Any view fits an empty tensor.
     ("median nanmedian pixel_unshuffle", lambda x, *_, **__: 0 in map(hint_of, x.shape)),
     ("tril triu tril_indices triu_indices", _beyond(torch.int32)),
-    ("empty_strided new_empty_strided as_strided_scatter", _beyond(torch.uint32)),
+    ("empty_strided new_empty_strided as_strided_scatter im2col col2im", _beyond(torch.uint32)),
     ("bucketize", lambda x, edges, *_, **__: edges.dim() != 1),
     ("searchsorted", lambda *_, side=None, **__: side not in (None, "left", "right")),
     ("searchsorted", lambda *_, sorter=None, **__: sorter is not None and sorter.dtype != INTS[4]),

@@ -119,6 +119,14 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     "steps that are none": (
         lambda n: torch.empty_strided((5, 5), (n, 1)).mul(0).isfinite() | True, (-2,), (5,)
     ),
+    "a diagonal of positions": (
+        lambda x, n: x.diagonal_scatter(x[0, :2], n), (X, -(2**63)), (X, 0)
+    ),
+    "numbers up to a large one": (lambda n: torch.linspace(0, n, 3), (1e39,), (1e38,)),
+    "a border of windows": (
+        lambda x, n: F.unfold(x, 2, padding=n), (torch.ones(1, 1, 5, 6), -1),
+        (torch.ones(1, 1, 5, 6), 1),
+    ),
     "an inverse that is finite": (F.celu, (X, 1e-300), (X, 1e-30)),
     "a slope": (lambda x, b: F.smooth_l1_loss(x, x * 0, beta=b), (X, -1.0), (X, 0.0)),
     "a dimension of matrices": (lambda x, p: torch.mvlgamma(x + 9, p), (X, 0), (X, 1)),
