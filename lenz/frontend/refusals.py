@@ -228,7 +228,6 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("grid_sampler_2d grid_sampler_3d block_diag", mixed),
     (f"native_layer_norm native_group_norm {NORMS}", _norm),
     (f"{NORMS} native_group_norm", lambda _, *a, **k: any(t.dim() != 1 for t in _tensors(a, k))),
-    (TRAINING, lambda x, *_, **__: any(type(n) is int and n == 0 for n in x.shape)),
     (FILLED, _overflows),
     ("add sub rsub", lambda *a, **k: _overflows(*_tensors(a[:2]), *a[2:], **k)),
     ("where", lambda _, *a, **__: _overflows(*a)),
@@ -246,7 +245,8 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("binary_cross_entropy", lambda x, *a, **_: any(t.dim() > x.dim() for t in _tensors(a))),
     (ORDERED, lambda x, *a, dim=None, **_: _lacks(x, dim if dim is not None or not a else a[0])),
     # Any view fits an empty tensor.
-    ("median nanmedian pixel_unshuffle", lambda x, *_, **__: 0 in map(hint_of, x.shape)),
+    (f"{TRAINING} median nanmedian pixel_unshuffle", lambda x, *_, **__: 0 in _sizes(x)),
+    ("avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices", _beyond(torch.int32)),
     ("tril triu tril_indices triu_indices", _beyond(torch.int32)),
     ("empty_strided new_empty_strided as_strided_scatter im2col col2im", _beyond(torch.uint32)),
     ("bucketize", lambda x, edges, *_, **__: edges.dim() != 1),

@@ -122,6 +122,10 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
     "a diagonal of positions": (
         lambda x, n: x.diagonal_scatter(x[0, :2], n), (X, -(2**63)), (X, 0)
     ),
+    "a step of windows": (
+        lambda x, n: F.max_pool2d(x, 2, n) + F.avg_pool2d(x, 2, n), (torch.ones(1, 1, 5, 6), 2**32),
+        (torch.ones(1, 1, 5, 6), 2**30),
+    ),
     "numbers up to a large one": (lambda n: torch.linspace(0, n, 3), (1e39,), (1e38,)),
     "a border of windows": (
         lambda x, n: F.unfold(x, 2, padding=n), (torch.ones(1, 1, 5, 6), -1),
