@@ -60,6 +60,7 @@ KNOWN: dict[str, str] = {
     "the range of a histogram is not finite": "of a range that overflows, eager writes elsewhere",
     "dynamic: no error.* to type float without overflow": "no guard is added for floats, either",
     "batch_norm.* its fake kernel promised": "of a half, refused for its momentum",
+    "^logsumexp .*doesn't match the broadcast shape": "over no dimension: torch's own failure",
     "^roll .*SymIntArrayRef": "a shift of a number by -2**63: torch's own failure",
     "TypeError \\(empty_strided": "sizes of no elements whose product overflows at run time",
 }
