@@ -151,7 +151,7 @@ def found(seed: int, ops: list[Any]) -> str:
     call = call_of(seed, ops)
     with bounded():
         why = failure(call) if call else ""
-    return "" if any(re.search(pattern, why) for pattern in KNOWN) else why
+    return "" if any(re.search(pattern, why, re.DOTALL) for pattern in KNOWN) else why
 
 
 def failure(call: Call) -> str:
