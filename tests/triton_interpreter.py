@@ -250,7 +250,8 @@ def _loads(values: Sequence[Any]) -> frozenset[int]:
     found = NONE
     for v in values:
         if isinstance(v, TensorHandle):
-            found |= v.attr.get("loads", NONE)
+            loads = v.attr.get("loads", NONE)
+            found = found | loads if found else loads
         elif isinstance(v, (list, tuple)):
             found |= _loads(v)
     return found
@@ -258,12 +259,13 @@ def _loads(values: Sequence[Any]) -> frozenset[int]:
 
 def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """The operation; its result remembers the loads that its operands came from."""
+    may_be_bf16 = name in BF16_OPS
 
     def run(self: Machine, *args: Any) -> Any:
-        if name not in BF16_OPS:
-            kinds = [a.dtype.scalar for a in args if isinstance(a, TensorHandle)]
-            if tl.bfloat16 in kinds:
-                raise Fault(f"{name} of bf16, of which only f32 may be made")
+        if not may_be_bf16:
+            for a in args:
+                if isinstance(a, TensorHandle) and a.dtype.scalar.name == tl.bfloat16.name:
+                    raise Fault(f"{name} of bf16, of which only f32 may be made")
         made = method(self, *args)
         if name == "create_inline_asm":
             _remember(made.get_result(0), args)
@@ -288,7 +290,7 @@ def _reduce(self: Any, input: Any) -> Any:
     assert shape[axis] & (shape[axis] - 1) == 0, f"a tile of {shape}"
     datas = [p.handle.data for p in parts]
     while datas[0].shape[axis] > 1:
-        halves = [np.split(d, 2, axis) for d in datas]
+        halves = [_halves(d, axis) for d in datas]
         first, second = [
             [self.to_tensor(h[k], p.dtype) for h, p in zip(halves, parts, strict=True)]
             for k in (0, 1)
@@ -302,6 +304,13 @@ def _reduce(self: Any, input: Any) -> Any:
     for m in made:
         m.handle.attr["loads"] = loads
     return made
+
+
+def _halves(data: Any, axis: int) -> list[Any]:
+    """As `np.split`, which takes longer than what is computed of the halves."""
+    before, half = (slice(None),) * (axis % data.ndim), data.shape[axis] // 2
+    first, second = (*before, slice(half)), (*before, slice(half, None))
+    return [data[first], data[second]]
 
 
 def _scan(self: Any, input: Any) -> Any:
@@ -346,12 +355,49 @@ class _Libdevice:
 
 
 _patch_tensor, _patch_core = interpreter._patch_lang_tensor, interpreter._patch_lang_core
+_block, _np_dtype = tl.block_type.__init__, interpreter._get_np_dtype
 
 
 def _patch_scalars(tensor: Any, scope: Any) -> None:
     """Scalars are arrays of one element, which newer NumPy does not take for numbers."""
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+    scope.set_attr(tensor, "__init__", _tensor)
+    scope.set_attr(tl.block_type, "__init__", _type)
+
+
+@cache
+def _shapes(shape: tuple[Any, ...]) -> tuple[Any, Any, Any, Any]:
+    """The parts of the types of tiles that depend on the shape alone, and those of tiles."""
+    if not shape:
+        return None, None, tl.tuple([]), tl.constexpr(1)
+    made = tl.block_type.__new__(tl.block_type)
+    _block(made, tl.int1, [*shape])
+    numbers = tl.tuple([tl.constexpr(n) for n in made.shape])
+    return made.shape, made.numel, numbers, tl.constexpr(made.numel)
+
+
+def _type(self: Any, kind: Any, shape: Any) -> None:
+    """Triton makes a type for each tile of each operation: a seventh of the time of kernels."""
+    self.shape, self.numel, *_ = _shapes((*shape,))
+    self.element_ty, self.name = kind, f"<{kind}>"
+
+
+def _tensor(self: Any, handle: Any, kind: Any) -> None:
+    """Likewise."""
+    self.handle, self.type, self.dtype = handle, kind, kind.scalar
+    *_, self.shape, self.numel = _shapes((*kind.shape,) if kind.is_block() else ())
+
+
+@cache
+def _dtype_of(kind: Any) -> Any:
+    return _np_dtype(kind)
+
+
+def _np_dtype_of(kind: Any) -> Any:
+    """As Triton's own function, which makes a table of all types to look in."""
+    kind = kind.scalar
+    return _np_dtype(kind) if kind.is_ptr() else _dtype_of(kind)
 
 
 def _patch_loops(lang: Any, scope: Any) -> None:
@@ -381,6 +427,7 @@ def _prepare() -> None:
     interpret_kernels._correct()
     interpreter._patch_lang_tensor = _patch_scalars
     interpreter._patch_lang_core = _patch_loops
+    interpreter._get_np_dtype = _np_dtype_of
     ReduceOps.generic_reduce = _reduce
     ScanOps.generic_scan = _scan
     for name in dir(Machine):
