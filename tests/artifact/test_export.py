@@ -24,6 +24,7 @@ from lenz.artifact import container, export, levels, loaded, show, specs
 from lenz.errors import UserError
 from lenz.machine.cpu.llvm import compile
 from lenz.machines import host, loader_of, machine_of
+from tests import children
 from tests.arch.source import REPOSITORY
 
 BATCH = Dim("batch", min=3, max=100)
@@ -377,7 +378,8 @@ def test_another_process_runs_it_and_imports_no_compiler(tmp_path: Path) -> None
     module, args = made("perceptron", path)
     (x,) = args(9)
     torch.save((x, module(x).detach()), case)
-    child(CHILD, path, case)
+    done = children.run(["-c", CHILD, str(path), str(case)], cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
     assert child(ABSENT, path, case).strip() == "[]"
 
 

@@ -7,8 +7,6 @@ import logging
 import os
 import re
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from lenz.ir.kernel import Schedule
 from lenz.ir.reader import read
 from lenz.options import LOGS
 from lenz.runtime.constants import packed
+from tests import children
 
 FILES = {
     "fx_readable.py",
@@ -205,9 +204,7 @@ def test_each_graph_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def script(path: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, path.name], cwd=path.parent, env=PYTHON, capture_output=True, text=True
-    )
+    done = children.run([path.name], PYTHON, path.parent)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -245,13 +242,11 @@ def test_the_repro_of_a_failed_graph_fails_alone(tmp_path: Path) -> None:
     end = "runpy.run_path(sys.argv[1], run_name='__main__')"
     lines = "import torch\nprint(torch.compile(torch.tanh, backend='lenz')(torch.ones(3)).sum())"
     env = {**PYTHON, "LENZ_DEBUG_DIR": str(tmp_path), "LENZ_ON_ERROR": "eager"}
-    command = [sys.executable, "-c", BROKEN + lines]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = children.run(["-c", BROKEN + lines], env)
     assert "tensor(2.2848)" in done.stdout and "fx_runnable" not in done.stdout, done
     (repro,) = tmp_path.iterdir()
     assert f"saved: {repro}" in done.stderr
-    command = [sys.executable, "-c", BROKEN + end, str(repro / "fx_runnable.py")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = children.run(["-c", BROKEN + end, str(repro / "fx_runnable.py")], env)
     assert done.returncode == 1 and "planted" in done.stderr and not done.stdout, done
     assert "compiled and ran" in script(repro / "fx_runnable.py"), "when the fault is gone"
     want = function_of(str(repro / "fx_runnable.py"), "main")()
@@ -269,9 +264,7 @@ def test_a_script_has_the_constants_of_the_graph(tmp_path: Path) -> None:
     assert packed(torch.tensor([2, 7, 5])) == (file.stem, file.read_bytes())
     script(folder / "plan.py")
     file.write_bytes(packed(torch.tensor([2, 8, 5]))[1])
-    done = subprocess.run(
-        [sys.executable, folder / "plan.py"], env=PYTHON, capture_output=True, text=True
-    )
+    done = children.run([str(folder / "plan.py")], PYTHON)
     assert "IndexError" in done.stderr
 
 
@@ -284,9 +277,7 @@ def test_a_plan_without_a_file_beside_it_says_so(tmp_path: Path, end: str) -> No
     (folder,) = tmp_path.iterdir()
     (file,) = folder.glob(f"*.{end}")
     file.unlink()
-    done = subprocess.run(
-        [sys.executable, folder / "plan.py"], env=PYTHON, capture_output=True, text=True
-    )
+    done = children.run([str(folder / "plan.py")], PYTHON)
     assert done.returncode != 0 and f"{file.name}': No such file" in done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from lenz.cli import main
 from lenz.ir.kernel import Kernel
 from lenz.ir.printer import show
 from lenz.ir.reader import read
+from tests import children
 
 pytestmark = pytest.mark.slow  # each test starts processes, or compiles models
 
@@ -45,8 +44,7 @@ def names_of(fn: Callable[..., Any], args: list[Any], dynamic: bool, folder: Pat
 
 def ran(script: Path) -> tuple[float, float, float]:
     """Run a script; the errors of the kernel and of the interpreter, and the percentage."""
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = children.run([str(script)])
     assert done.returncode == 0, done.stderr
     said = done.stdout.replace("float64 lacks one of its ops", "nothing else: 0.0")
     assert ("nothing else" in said) == ("one_plus_erf" in script.read_text()), said

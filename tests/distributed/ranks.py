@@ -49,7 +49,9 @@ def failures(size: int, checks: Sequence[Check], device: str = "cpu") -> str:
     """What went wrong on any rank, as text; empty if nothing did."""
     forks = device == "cpu" and "forkserver" in multiprocessing.get_all_start_methods()
     if forks:  # torch and the checks are imported once for all ranks
-        multiprocessing.set_forkserver_preload([*LOADED, "tests.distributed.checks"])
+        multiprocessing.set_forkserver_preload(
+            [*LOADED, "tests.distributed.checks", "tests.frozen"]
+        )
     way = "forkserver" if forks else "spawn"
     with tempfile.TemporaryDirectory() as folder:
         args = size, device, folder, checks

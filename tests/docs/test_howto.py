@@ -63,7 +63,7 @@ def runs(page: Path) -> None:
     assert blocks_of(page), "a page has a worked example"
     context: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
     if FORKS:
-        context.set_forkserver_preload(["torch._dynamo", "lenz.api"])
+        context.set_forkserver_preload(["torch._dynamo", "lenz.api", "tests.frozen"])
     found, said = context.Pipe(duplex=False)
     process = context.Process(target=faults, args=(page, said))
     process.start()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import children
 from tests.arch.source import LENZ, REPOSITORY
 
 PROGRAM = """
@@ -36,10 +37,14 @@ PROGRAM = """
 """
 
 
+def environment(cache: Path, where: Path = REPOSITORY) -> dict[str, str]:
+    env = {**os.environ, "PYTHONPATH": str(where), "LENZ_CACHE_DIR": str(cache)}
+    return env | {"LENZ_ON_ERROR": "raise", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def started(code: str, cache: Path, where: Path = REPOSITORY) -> subprocess.Popen[str]:
     """Run `code` with the lenz of a folder, and a cache of its own."""
-    env = {**os.environ, "PYTHONPATH": str(where), "LENZ_CACHE_DIR": str(cache)}
-    env |= {"LENZ_ON_ERROR": "raise", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = environment(cache, where)
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env=env, cwd=where, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -97,7 +102,8 @@ def test_a_fork_after_a_compilation(tmp_path: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0
         both()
     """
-    finished(started("import os; os.environ['OMP_NUM_THREADS'] = '1'\n" + code(more), tmp_path))
+    done = children.run(["-c", code(more)], environment(tmp_path), REPOSITORY)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.rest

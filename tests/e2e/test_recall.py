@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from lenz.lower import registry
 from lenz.machine.cuda import driver, loader
 from lenz.options import Options
 from lenz.runtime.store import store_at
+from tests import children
 from tests.arch.source import REPOSITORY
 from tests.cuda import cuda_program
 from tests.frontend.test_identity import programs, scaled
@@ -370,8 +370,8 @@ assert keys.is_extended()
 import lenz.lower
 assert keys.is_extended()
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, stderr=subprocess.PIPE)
-    assert done.returncode == 0, done.stderr.decode()
+    done = children.run(["-c", code], cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
 
 
 class OneGpu:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from lenz.artifact import container
 from lenz.artifact.saved import Saved
 from lenz.errors import UserError
+from tests import children
 from tests.arch.source import REPOSITORY
 
 LOAD = getattr(torch.compiler, "load_compiled_function", None)
@@ -151,11 +151,8 @@ def test_what_one_process_saves_another_runs(tmp_path: Path) -> None:
         torch._dynamo.reset()
         save(name, tmp_path)
     code = f"import pathlib, tests.e2e.test_saved as t; t.load(pathlib.Path({str(tmp_path)!r}))"
-    command = [sys.executable, "-c", code]
     own = {**os.environ, "LENZ_CACHE_DIR": str(tmp_path / "empty")}
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=own, capture_output=True, text=True, timeout=300
-    )
+    done = children.run(["-c", code], own, REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "empty").exists(), "native code is in the file too"
 

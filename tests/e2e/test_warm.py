@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,6 +18,7 @@ from torch import Tensor, nn, randn
 from lenz import keys, machines, pipeline, warm
 from lenz.frontend.capture import capture
 from lenz.runtime.store import Store
+from tests import children
 from tests.arch.source import REPOSITORY
 
 Compiled = Callable[..., Any]
@@ -451,10 +450,7 @@ def test_another_process_imports_no_compiler(tmp_path: Path) -> None:
     for way in ("compiled", "found", "traced"):
         for entry in tmp_path.rglob("*.trace") if way == "traced" else ():
             entry.unlink()
-        command = [sys.executable, "-c", CHILD]
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-        )
+        done = children.run(["-c", CHILD], environment, REPOSITORY)
         assert done.returncode == 0, done.stderr
         plans = sorted(path.name for path in tmp_path.rglob("*.plan"))
         assert plans and plans == (before or plans), "native code is compiled once"
