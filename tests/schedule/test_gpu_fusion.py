@@ -260,7 +260,7 @@ def layer_norm_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shape", "count"), [((1024, 1000), 256), ((16, 67, 40), 268), ((4096, 4, 24), 512)]
+    ("shape", "count"), [((1024, 264), 256), ((16, 67, 40), 268), ((4096, 4, 24), 512)]
 )
 def test_sums_over_columns_run_beside_the_rows(shape: Shape, count: int) -> None:
     x = torch.randn(shape)
