@@ -80,8 +80,8 @@ def test_variance_of_few_and_none() -> None:
     x = torch.randn(3, 1)
     for correction in (0, 1, 2):
         check(lambda x: x.var(1, correction=correction), x)
-    for correction in (5, math.nan, math.inf, -math.inf):
-        check(lambda x: x.var(1, correction=correction), torch.randn(3, 4))
+    for lost in (5, math.nan, math.inf, -math.inf):
+        check(lambda x: x.var(1, correction=lost), torch.randn(3, 4))
     check(lambda x: torch.var_mean(x, 1), torch.randn(3, 0))
     check(lambda x: torch.std_mean(x, 1, correction=-2), torch.randn(3, 0))
     check(lambda x: x.var(), torch.randn(()))
