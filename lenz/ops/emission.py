@@ -51,8 +51,8 @@ class Builder(Protocol):
     def has(self, feature: str) -> bool:
         """True when the target CPU has the feature, e.g. "avx512f"."""
 
-    def rare(self, cond: Any, dtype: DType, fast_value: Any, slow: Callable[[], Any]) -> Any:
-        """`slow()` where cond is true, else `fast_value`; slow only runs if any lane needs it."""
+    def rare(self, cond: Any, dtype: DType, fast: Any, slow: Callable[[], Any]) -> Any:
+        """`slow()` where cond is true, else `fast`; slow only runs if any lane needs it."""
 
 
 Values = tuple[Any, ...]  # the builder's operands

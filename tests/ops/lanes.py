@@ -169,9 +169,9 @@ class Lanes:
         """True for the features given."""
         return feature in self.features
 
-    def rare(self, cond: Any, dtype: DType, fast_value: Any, slow: Callable[[], Any]) -> Any:
+    def rare(self, cond: Any, dtype: DType, fast: Any, slow: Callable[[], Any]) -> Any:
         """Both values, chosen per lane."""
-        return self.select(cond, dtype, slow(), fast_value)
+        return self.select(cond, dtype, slow(), fast)
 
 
 def as_lanes(x: torch.Tensor) -> Any:

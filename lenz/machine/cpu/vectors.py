@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lenz import ops
-from lenz.ir.axes import taken_apart
+from lenz.ir.axes import merged, taken_apart
 from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr, all_syms, interpret, load, loads_of, ref, replaced, syms_of, unmasked
 from lenz.ir.kernel import For, Let, Local, LoopKind, Reduce, Scan, Stmt, Store, moved, position
@@ -272,49 +272,57 @@ def elements(g: Group, s: Stages, v: Axis | None, env: SymEnv) -> tuple[Stmt, ..
     return tuple(statements) if v is None else _in_spans(g.domain.axes, v, statements, env)
 
 
-def _in_spans(
-    axes: Axes, v: Axis, statements: Sequence[Statement], env: SymEnv
-) -> tuple[Stmt, ...]:
+def _in_spans(axes: Axes, v: Axis, span: Sequence[Statement], env: SymEnv) -> tuple[Stmt, ...]:
     """The loops of `elements`. The spans of an axis outside the vector are loops of their own.
 
     Few rows are split into blocks inside each span; the spans are successive loops. What is read
     across the vectors has tiles.
     """
-    if found := across(axes, v, offsets_of(statements), env):
-        return _tiles(axes, v, *found, statements)
+    if found := across(axes, v, offsets_of(span), env):
+        return _tiles(axes, v, *found, span)
     at_v = axes.index(v)
     outer, later = axes[:at_v], axes[at_v + 1 :]  # `later` lies inside v in memory
     made: list[Stmt] = []
-    for k, a in enumerate(outer):
-        for part, stores in spans_of(a, axes[k + 1 :], statements, env):
-            made += _in_spans(tuple(part if x is a else x for x in axes), v, stores, env)
-        if made:
-            return tuple(made)
-    parts: list[tuple[Axis, Sequence[Statement]]] = [*spans_of(v, later, statements, env)]
-    loops = [((*outer, part, *later), part, inside, env) for part, inside in parts]
-    if any(across(a, part, offsets_of(inside), env) for a, part, inside, _ in loops):
-        return tuple([s for loop in loops for s in _in_spans(*loop)])
+    parts: list[tuple[Axis, Sequence[Statement]]] = []
+    for a in (*outer, *later, v):
+        inner = later if a is v else tuple(dict.fromkeys((*axes[axes.index(a) + 1 :], v)))
+        parts = [*spans_of(a, inner, span, env)]
+        loops = [(tuple(p if x is a else x for x in axes), p, s) for p, s in parts]
+        if a is not v or later or any(across(x, p, offsets_of(s), env) for x, p, s in loops):
+            for x, p, inside in loops:
+                made += _joined(x, p if a is v else v, inside, env)
+            if made:
+                return tuple(made)
     is_long = env.hint(product([a.extent for a in outer])) < ROWS and env.hint(v.extent) > BLOCK
     in_blocks = is_long or not parts
     # Lanes that are far apart share cache lines with those of the loops inside. 4096 x 64 x 2 x 4
     # f32 from memory take 21 ms with 4096 lanes in a row, 5 with 32, 1 with 16.
     width = TILE if later else BLOCK
-    for part, inside in parts or [(v, statements)]:
+    for part, inside in parts or [(v, span)]:
         block, lane, place = cut(part, width) if in_blocks else ([], part, part.var)
         body = nested(later, "seq", (For(lane, "vector", all_moved(inside, {part.var: place})),))
         made.extend(nested([*outer, *block], "parallel", body) if in_blocks else body)
     return tuple(made) if in_blocks else nested(outer, "parallel", tuple(made))
 
 
-def _tiles(
-    axes: Axes, v: Axis, u: Axis, place_of_u: Sym, statements: Sequence[Statement]
-) -> tuple[Stmt, ...]:
+def _joined(axes: Axes, v: Axis, span: Sequence[Statement], env: SymEnv) -> tuple[Stmt, ...]:
+    """The loops of a span. Axes that are neighbours in memory there are one, and fill vectors."""
+    whole, at = merged(axes, "p", [*offsets_of(span), *all_syms(*(s.value for s in span))])
+    if len(whole) in (0, len(axes)):
+        return _in_spans(axes, v, span, env)
+    own = next((a for a in whole if a.var in at[v.var].free_vars), whole[-1])
+    stores = [s for s in all_moved(span, at) if isinstance(s, Store)]
+    last = whole[-1] if env.hint(whole[-1].extent) >= SHORT else own
+    return _in_spans(whole, last, stores, env)
+
+
+def _tiles(axes: Axes, v: Axis, u: Axis, at_u: Sym, span: Sequence[Statement]) -> tuple[Stmt, ...]:
     """Parallel squares of tiles that are transposed in registers: read along u, written along v."""
     at: dict[Var, Sym] = {}
     squares: list[Axis] = []
     blocks: list[Axis] = []
     lanes: list[Axis] = []
-    for a, whole in ((u, place_of_u), (v, v.var)):
+    for a, whole in ((u, at_u), (v, v.var)):
         square, part, place = cut(a, SQUARE, "s")
         block, lane, inner = cut(part, TILE)
         at[a.var] = substitute(whole, {a.var: substitute(place, {part.var: inner})})
@@ -322,7 +330,7 @@ def _tiles(
         blocks += block
         lanes.append(lane)
     u_lane, v_lane = lanes
-    tile = (For(u_lane, "unroll", (For(v_lane, "vector", all_moved(statements, at)),)),)
+    tile = (For(u_lane, "unroll", (For(v_lane, "vector", all_moved(span, at)),)),)
     outer = [a for a in axes if a is not v and a is not u]
     return nested([*outer, *squares], "parallel", nested(blocks, "seq", tile))
 

@@ -74,18 +74,16 @@ class Builder(Instructions):
         fn.put(self.level, f"  br label %ok.{number}")
         fn.block(self.level, f"ok.{number}")
 
-    def rare(
-        self, cond: Names, dtype: DType, fast_value: Names, slow: Callable[[], Names]
-    ) -> Names:
-        """`slow()` where cond holds, else `fast_value`; slow runs only if cond holds anywhere."""
+    def rare(self, cond: Names, dtype: DType, fast: Names, slow: Callable[[], Names]) -> Names:
+        """`slow()` where cond holds, else `fast`; slow runs only if cond holds anywhere."""
         fn, t = self.fn, self.type(dtype)
         some, number = self.any(cond), fn.label()
         start = fn.scopes[self.level].label
         fn.put(self.level, f"  br i1 {some}, label %rare.{number}, label %on.{number}, {COLD}")
         fn.block(self.level, f"rare.{number}")
-        mixed = self.select(cond, dtype, slow(), fast_value)
+        mixed = self.select(cond, dtype, slow(), fast)
         end = fn.scopes[self.level].label
         fn.put(self.level, f"  br label %on.{number}")
         fn.block(self.level, f"on.{number}")
-        rows = zip(fast_value, mixed, strict=True)
+        rows = zip(fast, mixed, strict=True)
         return fn.lets(self.level, (f"phi {t} [ {f}, %{start} ], [ {m}, %{end} ]" for f, m in rows))
