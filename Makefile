@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench bench-start bench-ops options clean \
+.PHONY: help setup test test-all test-fast test-warm test-python check pytest lint typecheck format demo bench bench-start bench-ops bench-chains options clean \
 	test-gpu test-triton bench-gpu fuzz models architectures opinfo special accuracy errors leaks package docs
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make demo     run real models with eager and lenz; compare results and times"
 	@echo "make bench    time lenz, eager and torch's default backend (which needs g++)"
 	@echo "make bench-ops  list ops that are slower than eager"
+	@echo "make bench-chains  list random programs of a few ops that are"
 	@echo "make models   compare about 60 models with eager and float64; writes docs/models.md"
 	@echo "make architectures   the same with hundreds of architectures of transformers, small ones: about an hour"
 	@echo "make opinfo   compare all ops of torch's database with eager, in every dtype; writes docs/coverage.md"
@@ -148,6 +149,10 @@ bench-start: $(STAMP)
 # Ops that are slower than eager. FLAGS="--above 2 --forms last sum" for images with channels last, and sums.
 bench-ops: $(STAMP)
 	@$(BIN)/python -m benchmarks.ops $(FLAGS)
+
+# Random programs that are slower than eager. FLAGS="--training --minutes 20 --seed 1000"
+bench-chains: $(STAMP)
+	@$(BIN)/python -m benchmarks.chains $(FLAGS)
 
 # The pinned torch is for CPUs: these two run in PYTHON, unchanged.
 test-gpu:
