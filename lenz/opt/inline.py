@@ -38,10 +38,8 @@ CHEAP = 4.0
 # Reads per element from which a gathered vector is stored first: 320 means, 10 of each, that are
 # subtracted from 2048 rows take 0.54 ms as gathers, and 0.1.
 TABLE = 8
-ROW, PART = (
-    32,
-    4096,
-)  # elements of the shortest part of a loop that is one of its own, along rows, else
+# Positions on its axis, or elements in all, from which a part of a join is a loop of its own.
+ROW, PART = 32, 4096
 PERIOD = 16  # times that an element is repeated from which its reader runs in periods of its own
 # Limit on the size of bodies, so that registers suffice and emission stays linear.
 MAX_NODES = 400
@@ -272,12 +270,13 @@ def _takes_each_once(dims: Sequence[tuple[Sym, Sym]], axes: Sequence[Axis]) -> b
 
 
 def _at_most_once(e: Expr, shape: tuple[Sym, ...], axes: Sequence[Axis], env: SymEnv) -> bool:
-    """True if each part of a loop, as of a `cat`, has loads of its own: no element is read twice.
+    """True if no element is read twice: each axis of the loop moves along a dimension of its own.
 
-    Parts are loops of their own, unless they are short (schedule/borders.py).
+    A part of a join reads fewer elements than the loop has. It is a loop of its own unless it is
+    short (schedule/borders.py).
     """
-    apart, dims = {a.var for a in axes}.isdisjoint, list(enumerate(e.attrs[1]))
-    own = {a: d for d, i in dims for a in axes if apart((i - a.var).free_vars)}
+    inside, dims = {a.var for a in axes}, list(enumerate(e.attrs[1]))
+    own = {a: d for d, i in dims for a in axes if inside.isdisjoint((i - a.var).free_vars)}
     parts = [shape[d:] for a, d in own.items() if a.extent is not shape[d]]
     long = all(env.hint(p[0]) >= ROW or env.hint(product(p)) >= PART for p in parts)
     return long and not e.args and len({*own.values()}) == sum(a.extent is not ONE for a in axes)

@@ -31,7 +31,7 @@ from lenz.sym import ZERO, Int, Sym, SymEnv, Var, affine_in, maximum, product, p
 from lenz.sym.expr import subterms
 
 WHOLE = 32  # smallest span that gets its own loop, in elements: two vectors of f32
-LARGE = 4096  # or the elements of its rows: a test of each costs less, until values are computed
+LARGE = 4096  # or elements of a span with the axes inside: two rows of an image, say
 # Limits for compile time: on spans between multiples, on all spans (parts of a `cat`), and on the
 # nodes of all bodies.
 MOST, SPANS, NODES = 6, 16, 400

@@ -84,7 +84,10 @@ def _vector_axis(g: Group, axes: Axes, offsets: list[Sym], env: SymEnv) -> Axis:
 
 
 def across(axes: Axes, v: Axis, offsets: list[Sym], env: SymEnv) -> tuple[Axis, Sym] | None:
-    """The axis that an access runs along whose steps along v are longer, and its place on it."""
+    """The axis along which an access is contiguous that is not so along v, and the position on it.
+
+    The position is reversed if the access runs backwards.
+    """
     if env.hint(v.extent) < TILE:
         return None
     for s in offsets:

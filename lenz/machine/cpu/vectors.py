@@ -273,10 +273,10 @@ def elements(g: Group, s: Stages, v: Axis | None, env: SymEnv) -> tuple[Stmt, ..
 
 
 def _in_spans(axes: Axes, v: Axis, span: Sequence[Statement], env: SymEnv) -> tuple[Stmt, ...]:
-    """The loops of `elements`. The spans of an axis outside the vector are loops of their own.
+    """The loops of `elements`. The spans of an axis are loops of their own, one after the other.
 
-    Few rows are split into blocks inside each span; the spans are successive loops. What is read
-    across the vectors has tiles.
+    Only spans of the last axis lie in the same rows, unless few rows are split into blocks. What is
+    read across the vectors has tiles.
     """
     if found := across(axes, v, offsets_of(span), env):
         return _tiles(axes, v, *found, span)
@@ -306,7 +306,7 @@ def _in_spans(axes: Axes, v: Axis, span: Sequence[Statement], env: SymEnv) -> tu
 
 
 def _joined(axes: Axes, v: Axis, span: Sequence[Statement], env: SymEnv) -> tuple[Stmt, ...]:
-    """The loops of a span. Axes that are neighbours in memory there are one, and fill vectors."""
+    """The loops of a span, in which axes that are neighbours in memory are one and fill vectors."""
     whole, at = merged(axes, "p", [*offsets_of(span), *all_syms(*(s.value for s in span))])
     if len(whole) in (0, len(axes)):
         return _in_spans(axes, v, span, env)
