@@ -151,9 +151,9 @@ def _undrawn(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> bool:
 
 
 def too_large(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> bool:
-    """A finite number overflows in the type of the result, or else of the first float tensor.
+    """A finite number overflows in the type of the result, else of a float tensor or a new one.
 
-    Or of a new one. Or its inverse does, if in f32: it may count as 0.
+    Or its inverse overflows, at least in f32: eager may take the number for 0.
     """
     kinds = (dtype, *(t.dtype for t in _tensors(args)), torch.get_default_dtype())
     most = next(torch.finfo(k).max for k in kinds if k and k.is_floating_point)
@@ -244,8 +244,8 @@ RULES: Sequence[tuple[str, Refusal]] = (  # a rule that is too broad only costs 
     ("soft_margin_loss", lambda x, y, *_: _sizes(x) != _sizes(y)),
     ("binary_cross_entropy", lambda x, *a, **_: any(t.dim() > x.dim() for t in _tensors(a))),
     (ORDERED, lambda x, *a, dim=None, **_: _lacks(x, dim if dim is not None or not a else a[0])),
-    # Any view fits an empty tensor.
-    (f"{TRAINING} median nanmedian pixel_unshuffle", lambda x, *_, **__: 0 in _sizes(x)),
+    # Nothing to average or to choose; and any view fits an empty tensor.
+    (f"{TRAINING} median nanmedian pixel_unshuffle", lambda x, *a, **k: 0 in map(hint_of, x.shape)),
     ("avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices", _beyond(torch.int32)),
     ("tril triu tril_indices triu_indices", _beyond(torch.int32)),
     ("empty_strided new_empty_strided as_strided_scatter im2col col2im", _beyond(torch.uint32)),
