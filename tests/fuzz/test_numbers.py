@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from argparse import Namespace
-from importlib import import_module
 
 import pytest
 
@@ -41,16 +39,3 @@ def test_a_difference_is_told_unless_it_is_known(monkeypatch: pytest.MonkeyPatch
     assert why.startswith("roll ") and why.endswith(wrong)
     monkeypatch.setitem(numbers.KNOWN, "^roll .* in eager ValueError", "the reason")
     assert numbers.found(0, ops) == ""
-
-
-def test_one_in_sixteen_of_a_mix_is_such_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("OMP_NUM_THREADS", "1")):
-        monkeypatch.setenv(name, value)  # as the command does, for good
-    fuzz = import_module("tests.fuzz.__main__")
-    o = Namespace(way="", device="cpu", large=False)
-    seeds = [seed for seed in range(64) if fuzz.way_of(seed, o) == "numbers"]
-    assert len(seeds) == 4
-    monkeypatch.setattr(numbers, "found", lambda seed, ops: f"call {seed}: no error")
-    said: list[str] = []
-    fuzz.batch(range(seeds[0], seeds[0] + 1), o, float("inf"), said.append)
-    assert said[-1] == f"!call {seeds[0]}: no error"

@@ -265,7 +265,7 @@ def test_an_error_of_a_library_is_eagers_and_says_where(monkeypatch: pytest.Monk
     with pytest.raises(RuntimeError) as theirs:
         unpacked(x, wrong)
     before = _resident()
-    for _ in range(200):
+    for _ in range(1_000):
         with pytest.raises(RuntimeError) as mine:
             run(x, wrong)
         assert str(mine.value) == str(theirs.value)
