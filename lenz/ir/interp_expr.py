@@ -41,16 +41,8 @@ ValueOf: TypeAlias = Callable[[str], torch.Tensor]
 
 def sym_value(e: Sym, env: Mapping[Var, Value]) -> Value:
     """The exact value of `e`, elementwise if variables are i64 tensors; division rounds down."""
-    found: Value = evaluate_with(e, dict(env), _minimum, _maximum)
-    return found
-
-
-def _minimum(a: Value, b: Value) -> Value:
-    return torch.minimum(torch.as_tensor(a), torch.as_tensor(b))
-
-
-def _maximum(a: Value, b: Value) -> Value:
-    return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
+    of: Any = lambda f: lambda a, b: f(torch.as_tensor(a), torch.as_tensor(b))
+    return evaluate_with(e, dict(env), of(torch.minimum), of(torch.maximum))  # type: ignore[no-any-return]  # as `env` has them
 
 
 def evaluate_exprs(

@@ -44,8 +44,7 @@ def _needed(g: ir.Graph, nodes: list[ir.Node], done: Set[Condition] | None) -> l
 
     The walk is from the end: checks of one such loop may need the values of another, which stays.
     """
-    live = {*ir.atom_refs(g.outputs)}
-    live |= {name for m in g.mutations for name in (m.input, m.value)}
+    live = {*ir.atom_refs(g.outputs), *(x for m in g.mutations for x in (m.input, m.value))}
     kept: list[ir.Node] = []
     given = {v for b in g.inputs for s in _sizes(b) for v in s.free_vars}
     for n in reversed(nodes):

@@ -20,7 +20,7 @@ from lenz.ir.graph import Graph, Node, Pointwise, Reduction, buffers_of
 from lenz.machines import runs_programs
 from lenz.opt.each import each
 from lenz.opt.unloop import written_out
-from lenz.sym import Int
+from lenz.sym import ZERO, Int, product
 
 
 def equal_terms(g: Graph, cx: Context) -> Graph:
@@ -43,15 +43,12 @@ def equal_terms(g: Graph, cx: Context) -> Graph:
 def _fewer(n: Reduction) -> Reduction | None:
     """The reduction without such axes; None if there are none."""
     varies = vars_of(n.body)
-    count, raxes = 1, []
-    for a in n.raxes:
-        if a.var in varies or not isinstance(a.extent, Int) or a.extent.value < 1:
-            raxes.append(a)
-        else:
-            count *= a.extent.value
+    told = [a for a in n.raxes if isinstance(a.extent, Int) and a.extent is not ZERO]
+    same = [a for a in told if a.var not in varies]
+    count = product(a.extent for a in same).hi or 0
     dtype = n.body.dtype
     known = n.kind in ("max", "min") or (n.kind == "sum" and (dtype.is_float or dtype.bits >= 32))
     if count == 1 or count >= 2**31 or not known:
         return None
     finish = finished(n.finish, ref("acc", dtype) * count) if n.kind == "sum" else n.finish
-    return replace(n, raxes=tuple(raxes), finish=finish)
+    return replace(n, raxes=tuple(a for a in n.raxes if a not in same), finish=finish)

@@ -79,12 +79,9 @@ def _top_of(n: Reduction, tops: Mapping[str, Reduction]) -> str | None:
         return None
     x, m = n.body.args[0].args
     top = tops.get(m.attrs[0]) if m.op is LOAD else None
-    if top is None:
+    if top is None or [a.extent for a in loop_axes(top)] != [a.extent for a in loop_axes(n)]:
         return None
-    axes, own = loop_axes(top), loop_axes(n)
-    if [a.extent for a in axes] != [a.extent for a in own]:
-        return None
-    pairs = zip(axes, own, strict=True)
+    pairs = zip(loop_axes(top), loop_axes(n), strict=True)
     at: dict[Var, Sym] = {a.var: ZERO if b.extent is ONE else b.var for a, b in pairs}
     same = reindex(top.body, at) is reindex(x, {a.var: ZERO for a in n.raxes if a.extent is ONE})
     row = all(i is at[a.var] or i is b.var

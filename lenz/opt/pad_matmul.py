@@ -89,7 +89,9 @@ class _Padder:
         self.views = {n.out.name: n for n in g.nodes if isinstance(n, ir.View)}
         roots = ir.roots_of(g.nodes)
         self.fixed = {roots.get(x, x) for x in _fixed(g)}
-        self.pinned = frozenset(_pinned(g))
+        # Observable: other calls may derive their results' strides from those of arguments.
+        calls = [n for n in g.nodes if isinstance(n, ir.Extern) and not has(n.op, "product")]
+        self.pinned = {*ir.atom_refs(g.outputs)}.difference(g.free).union(*map(ir.names_in, calls))
         self.products: dict[str, _Product] = {}
         self.stretched: dict[str, Shape] = {}
         self.copies: dict[_Copy, str] = {}
@@ -255,15 +257,14 @@ class _Padder:
             where = tuple(a.var for a in wide)
             if _is_transposed(self.types[name].layout):
                 where = _swapped(where)
-        if where == tuple(a.var for a in wide) and layout.shape == wanted:
-            self.given[name, wanted] = source
-            return source
-        shown = strided(wide, layout.at(where))
-        assert shown is not None, name
-        view = self.define(Buffer(name, self.types[name]), shown)
-        self.nodes.append(ir.View(view, source, wide, where))
-        self.given[name, wanted] = view.name
-        return view.name
+        if where != tuple(a.var for a in wide) or layout.shape != wanted:
+            shown = strided(wide, layout.at(where))
+            assert shown is not None, name
+            view = self.define(Buffer(name, self.types[name]), shown)
+            self.nodes.append(ir.View(view, source, wide, where))
+            source = view.name
+        self.given[name, wanted] = source
+        return source
 
     def copied(self, name: str, copy: _Copy) -> str:
         """The padded copy of an argument; made at its first use."""
@@ -307,14 +308,6 @@ def _fixed(g: ir.Graph) -> Iterator[str]:
             yield n.base
         elif isinstance(n, ir.Extern):
             yield from (*n.mutates, *(name for _, name in n.aliases))
-
-
-def _pinned(g: ir.Graph) -> Iterator[str]:
-    """Buffers with observable strides; other calls may derive their results' strides from them."""
-    yield from (name for name in ir.atom_refs(g.outputs) if name not in g.free)
-    for n in g.nodes:
-        if isinstance(n, ir.Extern) and not has(n.op, "product"):
-            yield from ir.names_in(n)
 
 
 def _name(n: ir.Extern, k: int) -> str:

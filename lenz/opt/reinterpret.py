@@ -33,9 +33,9 @@ def reinterpret(g: ir.Graph, cx: Context) -> ir.Graph:
                 fits = {old, new} <= {*MOVED} - {BOOL} and old.bits == new.bits
                 if fits and out.name not in seen:
                     axes = axes_for(out.shape)
-                    body = ops.bitcast(load(source, [a.var for a in axes], old), new)
-                    dense = replace(out.type, layout=contiguous(out.shape))
-                    n = ir.Pointwise(replace(out, type=dense), axes, body)
+                    dense = replace(out, type=replace(out.type, layout=contiguous(out.shape)))
+                    read = load(source, [a.var for a in axes], old)
+                    n = ir.Pointwise(dense, axes, ops.bitcast(read, new))
                 else:
                     seen.add(source)
             case ir.Extern():

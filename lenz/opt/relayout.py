@@ -44,8 +44,7 @@ def _moved(n: ir.Pointwise | ir.Reduction, into: set[Layout] | None) -> ir.Point
     """The node with the layout of all its readers, if they agree and it has no gaps."""
     if into is None or len(into) != 1:
         return n
-    (layout,) = into
-    own = n.out.type
+    (layout,), own = into, n.out.type
     if layout == own.layout or layout.shape != own.shape or layout.storage is not layout.numel:
         return n
     return replace(n, out=replace(n.out, type=replace(own, layout=layout)))

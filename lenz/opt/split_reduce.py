@@ -16,7 +16,7 @@ largest, and their roundings are most of the error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lenz import ops
 from lenz.context import Context
@@ -26,7 +26,7 @@ from lenz.ir.expr import Expr, finished, index, load, loads_of, masked, nodes_of
 from lenz.ir.graph import Graph, Node, ReduceKind, Reduction, acc_dtype, buffers_of
 from lenz.ir.kernel import digits
 from lenz.ir.op import INDEX
-from lenz.ir.tensor import Axes, Axis, Buffer, Layout, TensorType, axis, contiguous
+from lenz.ir.tensor import Axes, Buffer, Layout, TensorType, axis, contiguous
 from lenz.machines import capabilities_of, runs_programs
 from lenz.opt.dedup import dedup
 from lenz.opt.each import each
@@ -124,18 +124,15 @@ def is_outer(n: Reduction, layouts: Mapping[str, Layout]) -> bool:
     flats = [layouts[e.attrs[0]].at(e.attrs[1]) for e in loads_of(n.body)]
     # Next to a matrix, a vector that is shared by all results, or all rows, does not count.
     matrices = [s for s in flats if _moves(s, n.axes) and _moves(s, n.raxes)] or flats
-    by_rows, by_columns = (
-        any(_is_contiguous(s, a) for s in matrices for a in axes) for axes in (n.raxes, n.axes)
+    beside = {a.var for s in matrices for a in (*n.raxes, *n.axes) if step_of(s, a.var) is ONE}
+    along: Callable[[Axes], bool] = lambda axes: any(
+        a.var in beside for a in axes if a.extent is not ONE
     )
-    return by_columns and not by_rows
+    return along(n.axes) and not along(n.raxes)
 
 
 def _moves(flat: Sym, axes: Axes) -> bool:
     return any(a.var in flat.free_vars and a.extent is not ONE for a in axes)
-
-
-def _is_contiguous(flat: Sym, a: Axis) -> bool:
-    return a.extent is not ONE and step_of(flat, a.var) is ONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +275,5 @@ def _cut(n: Reduction, chunks: int, env: SymEnv) -> _Cut:
 
 def _whole_tiles(chunk: int, can: Capabilities) -> Int:
     """A part of about `chunk` elements that fills tiles of lanes."""
-    unit = can.least_rows if chunk < can.least_row else can.chunk
-    if can.least_row <= chunk < can.chunk:
-        unit = power_of_two(chunk)
+    unit = can.least_rows if chunk < can.least_row else min(can.chunk, power_of_two(chunk))
     return Int(-(-chunk // unit) * unit)

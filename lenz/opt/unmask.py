@@ -60,8 +60,7 @@ def _lowered(e: Expr, inner: Set[Var], shapes: Mapping[str, tuple[Sym, ...]]) ->
 
     value = expr.replace_loads(value, at_load)
     rest = [t for t in tests if t not in rows]
-    if rest:
-        value = expr.masked(reduce(ops.and_, rest), value, other)
+    value = expr.masked(reduce(ops.and_, rest), value, other) if rest else value
     return ops.where(reduce(ops.and_, rows), value, other)
 
 
