@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lenz import ops
-from lenz.ir.dtype import I64
+from lenz.ir.dtype import I32, I64
 from lenz.ir.expr import Expr, const, index
 from lenz.ir.tensor import axis
 from lenz.lower.builder import At, Decline, GraphBuilder, Index, Move, Value
@@ -67,7 +67,7 @@ def placed(x: Value, d: int, index: Value, at: Move, **how: Any) -> Callable[[In
 
 def is_position(x: Value) -> bool:
     """True for a tensor whose elements may be positions; bytes are masks of an older kind."""
-    return x.dtype.is_integer and x.dtype.name != "u8"
+    return x.dtype in (I32, I64)
 
 
 def _check_reads(x: Value, *positions: Value) -> None:

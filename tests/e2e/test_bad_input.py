@@ -81,6 +81,14 @@ def test_positions_outside(name: str, dynamic: bool) -> None:
     assert not other.any()
 
 
+@pytest.mark.parametrize(
+    "name", ("index_select", "index_add", "index_copy", "index_fill", "index_put")
+)
+def test_positions_of_a_type_that_eager_refuses(name: str) -> None:
+    fn, i = OUTSIDE[name], torch.tensor([1, 2, 0])
+    same_error(fn, (randn(10, 4), i), (randn(10, 4), i.short()))
+
+
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_positions_outside_of_an_argument_that_repeats(dynamic: bool) -> None:
     x = randn(1, 4).expand(10, 4)
