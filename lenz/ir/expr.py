@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from lenz.ir import op as _op
 from lenz.ir.dtype import I64, DType
 from lenz.ir.op import Op
-from lenz.sym import Sym, Var, substitute
+from lenz.sym import Sym, Var, prove_le, prove_lt, substitute
 
 T = TypeVar("T")
 MOST_WALKS = 1 << 14
@@ -192,23 +192,34 @@ def is_bound_var(v: Var) -> bool:
     return v.name[0] == "@"
 
 
+def _is_inside(s: Sym, v: Var) -> bool:
+    """True if s keeps the bounds of v."""
+    below = v.below if v.below is not None or v.hi is None else v.hi + 1
+    return below is not None and prove_le(v.lo or 0, s) and prove_lt(s, below)
+
+
 def canonical_bound(
-    index: tuple[Sym, ...], bound: tuple[Expr, ...]
+    index: tuple[Sym, ...], bound: tuple[Expr, ...], reads: bool = True
 ) -> tuple[tuple[Sym, ...], tuple[Expr, ...]]:
-    """Renumber `@k` by first appearance and drop operands that no index uses."""
+    """Renumber `@k` by first appearance and drop operands that no index uses.
+
+    If it `reads`, operands that are exact indices become parts of the index. A write does not: its
+    operands say that it may write one place twice.
+    """
     if not bound:
         return index, bound
     # Operands with different bounds stay separate: the bounds say how the variable may be used.
-    order: list[tuple[Expr, int | None, int | None, Sym | None]] = []
+    order: dict[tuple[Expr, int | None, int | None, Sym | None], int] = {}
     mapping: dict[Var, Sym] = {}
-    for part in index:
-        # By number, not by name, which puts @10 before @2: renumbering must change nothing.
-        for v in sorted(filter(is_bound_var, part.free_vars), key=lambda v: int(v.name[1:])):
-            if v not in mapping:
-                operand = (bound[int(v.name[1:])], v.lo, v.hi, v.below)
-                if operand not in order:
-                    order.append(operand)
-                mapping[v] = Var(f"@{order.index(operand)}", v.lo, v.hi, v.below)
+    # By number, not by name, which puts @10 before @2: renumbering must change nothing.
+    at: Callable[[Var], int] = lambda v: int(v.name[1:])
+    for v in chain(*[sorted(filter(is_bound_var, part.free_vars), key=at) for part in index]):
+        e = bound[at(v)]
+        if reads and (s := exact_place(e)) is not None and _is_inside(s, v):
+            mapping[v] = s
+        else:
+            k = order.setdefault((e, v.lo, v.hi, v.below), len(order))
+            mapping[v] = Var(f"@{k}", v.lo, v.hi, v.below)
     operands = tuple(e for e, *_ in order)
     if operands == bound and all(v is s for v, s in mapping.items()):
         return index, bound

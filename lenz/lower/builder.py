@@ -205,7 +205,7 @@ class GraphBuilder:
         start = base if isinstance(base, Value) else self.map(lambda i: base, type)
         axes = axes_for(over)
         where, positions, value = fn(_vars(axes))
-        where, positions = canonical_bound(where, positions)
+        where, positions = canonical_bound(where, positions, reads=False)
         parts = axes, where, positions, round_to(value, type.dtype), mode
         return _added(self, ir.Scatter(_out(self, type, name), start.name, *parts))
 
