@@ -39,9 +39,9 @@ def polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
 
 
 def odd_polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
-    """x + x^3 p(x^2)."""
+    """x + x (x^2 p(x^2)): x^3 may be subnormal, and such numbers take CPUs ten times as long."""
     s = x * x
-    return fma(s * x, polynomial(coefficients, s), x)
+    return fma(s * polynomial(coefficients, s), x, x)
 
 
 def to_nearest(x: Expr) -> tuple[Expr, Expr]:
@@ -75,24 +75,27 @@ def _exp_reduced(x: Expr) -> tuple[Expr, Expr]:
 
 
 def exp(x: Expr, shift: int = 0) -> Expr:
-    """exp(x) * 2^shift."""
-    # Above 89 the result is infinite, below -104 it is zero, both through the scaling.
-    p, k = _exp_reduced(_clamp(x, -105.0, 90.0))
-    return scale(p, k + float(shift) if shift else k)
+    """exp(x) * 2^shift, for a shift of at most 0."""
+    # Above 89 the result is infinite through the scaling. Below -104 it is zero, but not through
+    # it: an underflow takes CPUs ten times as long, and masks are -infinite.
+    is_zero = x < -104.0
+    p, k = _exp_reduced(where(x > 90.0, 90.0, where(is_zero, 0.0, x)))
+    return where(is_zero, 0.0, scale(p, k + float(shift) if shift else k))
 
 
 def exp2(x: Expr) -> Expr:
     """2^x."""
-    x = _clamp(x, -151.0, 129.0)
+    is_zero = x < -150.0  # as for exp
+    x = where(x > 129.0, 129.0, where(is_zero, 0.0, x))
     k = x + _MAGIC - _MAGIC
-    return scale(polynomial((1.0, *c.EXP2), x - k), k)
+    return where(is_zero, 0.0, scale(polynomial((1.0, *c.EXP2), x - k), k))
 
 
 def expm1(x: Expr) -> Expr:
     """exp(x) - 1, exact near zero."""
     # Below -18 the result rounds to -1. Half of 2^k stays finite where the result does.
     r, k = _exp_parts(_clamp(x, -18.0, 89.0))
-    p = fma(r * r, polynomial(c.EXPM1, r), r)
+    p = fma(r * polynomial(c.EXPM1, r), r, r)
     half = scale(const(1.0, F32), k - 1.0)
     found = fma(half, p, half - 0.5) * 2.0
     return where(eq(x, 0.0), x, found)
@@ -115,18 +118,20 @@ def _log_ends(x: Expr, found: Expr) -> Expr:
     return where(x < 0.0, _NAN, found)
 
 
-def _log_tail(f: Expr) -> Expr:
-    """log(1 + f) - f."""
-    s = f * f
-    return fma(s * f, polynomial(c.LOG, f), s * -0.5)
+def _log_rest(f: Expr) -> Expr:
+    """log(1 + f) / f - 1."""
+    return f * fma(f, polynomial(c.LOG, f), -0.5)
+
+
+def _log_sum(f: Expr, e: Expr) -> Expr:
+    """log(1 + f) + e ln2. No product is smaller than f: f * f may be subnormal."""
+    k = cast(e, F32)
+    return fma(k, _LN2_HIGH, fma(f, _log_rest(f), fma(k, _LN2_LOW, f)))
 
 
 def log(x: Expr) -> Expr:
     """The natural logarithm."""
-    f, e = _log_parts(x)
-    k = cast(e, F32)
-    found = f + fma(k, _LN2_LOW, _log_tail(f))
-    return _log_ends(x, fma(k, _LN2_HIGH, found))
+    return _log_ends(x, _log_sum(*_log_parts(x)))
 
 
 def log2(x: Expr) -> Expr:
@@ -146,8 +151,7 @@ def log10(x: Expr) -> Expr:
 def _scaled_log(f: Expr, e: Expr, factor: float, high: float, low: float) -> Expr:
     """factor * log(1 + f) + e * (high + low), the factor in two parts of f32."""
     first = ctypes.c_float(factor).value  # the nearest f32
-    tail = _log_tail(f)
-    k = cast(e, F32)
+    tail, k = f * _log_rest(f), cast(e, F32)
     rest = fma(k, low, fma(tail, first, f * (factor - first)))
     # f * first without its rounding error, which would count twice if e is zero.
     return fma(k, high, fma(f, first, rest))
@@ -159,10 +163,7 @@ def log1p(x: Expr) -> Expr:
     part = u - 1.0
     lost = 1.0 - (u - part) + (x - part)  # Knuth's TwoSum: u + lost = 1 + x
     f, e = _log_parts(u)
-    k = cast(e, F32)
-    f = f + scale(lost, 0 - e)
-    found = f + fma(k, _LN2_LOW, _log_tail(f))
-    found = _log_ends(u, fma(k, _LN2_HIGH, found))
+    found = _log_ends(u, _log_sum(f + scale(lost, 0 - e), e))
     return where(eq(x, 0.0), x, found)
 
 
