@@ -5,8 +5,9 @@ python -m benchmarks.ops [NAME ...] [--device cuda] [--above 1.5] [--forms plain
 Each op runs in eager and in lenz in turns, forward and as a training step. A row is printed if lenz
 takes more than `--above` times as long as eager, and longer than the cost of a call explains. The
 forms: `plain` (sizes are powers of two), `odd` sizes, `transposed` first operands, `last` (images
-have channels last), `bf16`, and matrices alone that are `tall` (rows of 8) or `long` (8 rows). On a
-GPU the times are those of a busy queue.
+have channels last), `bf16`, matrices alone that are `tall` (rows of 8) or `long` (8 rows), and
+other numbers: `masked` (half of them -1e9), `large` and `tiny` ones, and some `nan`. On a GPU the
+times are those of a busy queue.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from torch import Tensor
 
 import lenz
 
-FORMS = ("plain", "odd", "transposed", "last", "bf16", "tall", "long")
+# Forms with other numbers than normally distributed ones: functions take other paths for them.
+NUMBERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "masked": lambda t: t.masked_fill(t > 0, -1e9),
+    "large": lambda t: t * 1000,
+    "tiny": lambda t: t * 1e-12,
+    "nan": lambda t: t.masked_fill(t > 2.5, float("nan")),
+}
+FORMS = ("plain", "odd", "transposed", "last", "bf16", "tall", "long", *NUMBERS)
 SHORT = 8
 # Seconds on a GPU and on a CPU: smaller differences are mostly guards and autograd's bookkeeping.
 CALL = 15e-6, 150e-6
@@ -60,7 +68,8 @@ class Operands:
         large, odd = device != "cpu", form == "odd"
         n = (4096 if large else 1024) - odd
         dtype = torch.bfloat16 if form == "bf16" else torch.float32
-        draw = partial(torch.randn, device=device, dtype=dtype)
+        change = NUMBERS.get(form, lambda t: t)
+        draw = lambda *size: change(torch.randn(*size, device=device, dtype=dtype))
         whole = partial(torch.randint, 0, n, device=device)
         x, images = draw(n, n), draw(32 if large else 8, 32 - odd, 64 - odd, 64 - odd)
         if form == "last":
