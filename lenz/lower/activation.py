@@ -16,12 +16,6 @@ from lenz.lower.registry import lowering
 from lenz.sym import ZERO
 
 
-@elementwise("sigmoid")
-def sigmoid_of(x: Expr) -> Expr:
-    """1 / (1 + exp(-x)); exp may overflow to infinity, which gives 0."""
-    return 1.0 / (1.0 + ops.exp(-x))
-
-
 @elementwise("relu6")
 def relu6(x: Expr) -> Expr:
     """min(max(x, 0), 6), NaN kept."""
@@ -57,7 +51,7 @@ def gelu_backward(g: Expr, x: Expr, approximate: str = "none") -> Expr:
 @elementwise("silu_backward", tensors=2)
 def silu_backward(g: Expr, x: Expr) -> Expr:
     """g * s * (1 + x * (1 - s)), s = sigmoid(x)."""
-    s = sigmoid_of(x)
+    s = ops.sigmoid(x)
     return g * s * (x * (1.0 - s) + 1.0)
 
 
@@ -91,19 +85,24 @@ def softplus(x: Expr, beta: Number = 1, threshold: Number = 20) -> Expr:
     return ops.where(z > threshold, x, soft)
 
 
+def _mish_parts(x: Expr) -> tuple[Expr, Expr]:
+    """e = exp(x), and n = (1 + e)^2 - 1: tanh(log(1 + e)) is n / (n + 2), which is 1 beyond 25."""
+    e = ops.exp(ops.minimum(x, 25.0))
+    return e, e * (e + 2.0)
+
+
 @elementwise("mish_backward", tensors=2)
 def mish_backward(g: Expr, x: Expr) -> Expr:
-    """g * (t + x * sigmoid(x) * (1 - t^2)), t = tanh(softplus(x))."""
-    t = ops.tanh(ops.log1p(ops.exp(x)))
-    steep = x * sigmoid_of(x) * (1.0 - ops.square(t))
-    return g * (t + steep)
+    """g * (t + x * sigmoid(x) * (1 - t^2)), t = tanh(softplus(x)), in terms of e = exp(x)."""
+    e, n = _mish_parts(x)
+    return g * (n / (n + 2.0) + x * (e * (e + 1.0) * 4.0 / ops.square(n + 2.0)))
 
 
 # Formulas of one line. `y` is the result of the op whose gradient it is. Comparisons with NaN are
 # false: so two gradients give 0 for it, as ATen's vectors do.
 elementwise("relu")(lambda x: ops.maximum(x, 0))
-elementwise("silu")(lambda x: x / (ops.exp(-x) + 1.0))
-elementwise("mish")(lambda x: x * ops.tanh(ops.log1p(ops.exp(x))))
+elementwise("silu")(lambda x: x * ops.sigmoid(x))
+elementwise("mish")(lambda x: x * ((n := _mish_parts(x)[1]) / (n + 2.0)))
 elementwise("hardsigmoid")(lambda x: relu6(x + 3.0) / 6.0)
 elementwise("hardswish")(lambda x: x * relu6(x + 3.0) / 6.0)
 elementwise("hardtanh")(
@@ -161,7 +160,7 @@ def glu(b: GraphBuilder, x: Value, dim: int = -1) -> Value:
 
     def fn(i: Index) -> Expr:
         gate = (*i[:d], i[d] + half, *i[d + 1 :])
-        return element(x, i, t) * sigmoid_of(element(x, gate, t))
+        return element(x, i, t) * ops.sigmoid(element(x, gate, t))
 
     return b.map(fn)
 
@@ -179,7 +178,7 @@ def glu_backward(b: GraphBuilder, g: Value, x: Value, dim: int) -> Value:
         first = (*i[:d], i[d] % half, *i[d + 1 :])
         gate = (*i[:d], i[d] % half + half, *i[d + 1 :])
         e = element(g, first, t)
-        s = sigmoid_of(element(x, gate, t))
+        s = ops.sigmoid(element(x, gate, t))
         slope = element(x, first, t) * s * (1.0 - s)
         return ops.where(index(i[d]) < index(half), e * s, e * slope)
 

@@ -47,6 +47,7 @@ from lenz.ops.math import (
     log,
     log1p,
     one_plus_erf,
+    sigmoid,
     sin,
     sinh,
     tan,

@@ -160,6 +160,7 @@ exp2 = unary(EXP2, "2^x.")
 expm1 = unary(EXPM1, "e^x - 1, exact near zero.")
 log = unary(LOG, "The natural logarithm; -inf at zero, NaN below.")
 log1p = unary(LOG1P, "log(1 + x), exact near zero.")
+sigmoid = unary(SIGMOID, "1 / (1 + e^-x); 0 where e^-x overflows.")
 tanh = unary(TANH, "The hyperbolic tangent.")
 erf = unary(ERF, "The error function.")
 one_plus_erf = unary(

@@ -80,8 +80,8 @@ def exp(x: Expr) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + e^-x)."""
-    return apply(RCP_UNIT, exp(-x) + 1.0)
+    """1 / (1 + e^-x); a quarter of e^-x, so that its reciprocal is not subnormal."""
+    return apply(RCP_UNIT, fma(exp(-x), 0.25, 0.25)) * 0.25
 
 
 def tanh(x: Expr) -> Expr:
