@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from lenz.context import Context
 from lenz.ir.dtype import BOOL
-from lenz.ir.expr import Expr, exact_place, index, interpret, keep_checks, rebuild, reindex
+from lenz.ir.expr import Expr, exact_place, index, interpret, keep_checks, rebuild
 from lenz.ir.graph import LOOPS, Graph, Node, Pointwise, View, map_bodies
 from lenz.ir.op import CONST, LOAD, Op
 from lenz.ir.syntax import exprs_in
@@ -33,6 +33,7 @@ from lenz.ops.check import CHECKS
 from lenz.ops.compare import LT, WHERE
 from lenz.ops.division import DIV_FLOOR, REMAINDER
 from lenz.opt.each import each
+from lenz.opt.inline import value_at
 from lenz.sym import Int, Sym, prove_lt, sym
 
 # The least and the greatest value of an integer, infinite where unknown, and a size or position
@@ -95,7 +96,7 @@ def _index(e: Expr) -> Sym | None:
 def _exact(e: Expr, places: Mapping[str, Pointwise]) -> Expr:
     """The expression as an index, if it always equals one; `places` are tensors of such."""
     if e.op is LOAD and (n := places.get(e.attrs[0])) is not None:
-        return reindex(n.body, dict(zip((a.var for a in n.axes), e.attrs[1], strict=True)), e.args)
+        return value_at(n, e)
     of = [i for i in map(_index, e.args) if i is not None]
     is_exact = e.op in _EXACT and e.dtype.is_integer and len(of) == len(e.args)
     if not is_exact or (e.op in (DIV_FLOOR, REMAINDER) and (of[1].lo or 0) < 1):

@@ -30,7 +30,7 @@ from lenz.opt.each import each
 from lenz.opt.unmask import spare_of, tests_of
 from lenz.records import dataclass, replace
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, affine_in, product, prove_le, prove_lt
-from lenz.sym.divide import divisions_of
+from lenz.sym.divide import divisions_of, flatten
 
 # Cost (f32 additions) up to which a value is recomputed rather than stored and loaded. A load and a
 # store of 4 bytes each from L2 take about as long as four additions.
@@ -125,9 +125,8 @@ def _inlines(n: ir.Pointwise, u: Uses, kept: Mapping[str, tuple[Sym, ...]], env:
     own = max(env.hint(product(n.out.shape)), 1)
     loads = len(expr.loads_of(n.body))
     cost = expr.cost_of(n.body) - loads
-    if not u.other and u.loops == 1 and u.loads == 1 and u.elements <= own:
-        return True
-    if cost <= 1.0 and loads <= 1:
+    is_only = not u.other and u.loops == 1 and u.loads == 1 and u.elements <= own
+    if is_only or (cost <= 1.0 and loads <= 1):
         return True
     if u.other:  # reading it is one load
         return False
@@ -251,10 +250,8 @@ def _all_along(i: Sym, size: Sym, axes: tuple[Axis, ...]) -> bool:
 
 def _takes_each_once(dims: Sequence[tuple[Sym, Sym]], axes: Sequence[Axis]) -> bool:
     """True if the indices take every combination of values exactly once over the axes."""
-    rest: Sym = ZERO
+    rest = flatten([i for i, _ in dims], [size for _, size in dims])
     step: Sym = ONE
-    for i, extent in dims:
-        rest = rest * extent + i
     steps: dict[Sym, Sym] = {}
     for a in axes:
         parts = affine_in(rest, a.var)

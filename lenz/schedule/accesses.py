@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from lenz.schedule.nest import SHORT, Domain
 from lenz.sym import ONE, Int, Sym, SymEnv, Var, step_of
 
-BACK = Int(-1)
 NEAR = tuple([Int(k) for k in range(-4, 5)])
 
 
@@ -28,4 +27,4 @@ def score(offsets: Sequence[Sym], v: Var) -> float:
     Steps of up to 4 elements, as from one complex number to the next, read the same cache lines.
     """
     moves = [step_of(s, v) for s in offsets]
-    return sum(1.0 if m in (ONE, BACK) else 0.0 if m in NEAR else -1.0 for m in moves)
+    return sum(1.0 if m in (ONE, -ONE) else 0.0 if m in NEAR else -1.0 for m in moves)

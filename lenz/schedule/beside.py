@@ -194,8 +194,7 @@ def _form(k: ir.Kernel) -> object:
     loops = [
         (s.kind, s.axis.width, len(s.axis.ends)) for s in ir.walk(k.body) if isinstance(s, ir.For)
     ]
-    types = [(p.dtype, p.aligned) for p in k.params]
-    return (*types, *loops, *map(show_expr, ir.exprs_of(k.body)))
+    return (*[(p.dtype, p.aligned) for p in k.params], *loops, *map(show_expr, ir.exprs_of(k.body)))
 
 
 def _joined(parts: Sequence[ir.Launch], names: dict[ir.Kernel, str]) -> ir.Launch:

@@ -210,8 +210,7 @@ def _over(g: Group, d: Domain, orders: list[Axes], turned: bool = False) -> list
     if not all(ways):
         return []
     # A value that a row has once has a single form, which fits every form of the elements.
-    count = max(len(w) for w in ways)
-    return [tuple(w[min(k, len(w) - 1)] for w in ways) for k in range(count)]
+    return [tuple(w[min(k, len(w) - 1)] for w in ways) for k in range(max(map(len, ways)))]
 
 
 def _misaligned(a: tuple[Nest, ...], b: tuple[Nest, ...]) -> str | None:

@@ -113,8 +113,7 @@ def nest_of(
         return _merged(Nest(n.out, into, free, rest, value, at, update))
     body, offset = flat(n.body), layout.at([a.var for a in n.axes])
     if isinstance(n, Reduction):
-        fold = Fold(n.kind, flat(n.finish))
-        nest = Nest(n.out, into, n.axes, n.raxes, body, offset, fold)
+        nest = Nest(n.out, into, n.axes, n.raxes, body, offset, Fold(n.kind, flat(n.finish)))
         nest = _merged(nest if runs_programs(n.out.type.device) else _in_digits(nest))
         return nest if nest.raxes else _of_one(nest)
     if isinstance(n, Sort):
@@ -167,7 +166,8 @@ def _of_one(n: Nest) -> Nest:
 
 
 def _merged(n: Nest) -> Nest:
-    axes, raxes = by_stride(n.axes, [n.offset]), n.raxes
+    lanes = _beside(n) if runs_programs(n.out.type.device) else ()
+    axes, raxes = (*(a for a in by_stride(n.axes, [n.offset]) if a not in lanes), *lanes), n.raxes
     if not n.finds_place and not n.updates:
         raxes = by_stride(raxes, [e.attrs[1][0] for e in loads_of(n.body)])
     syms = list(dict.fromkeys([n.offset, *all_syms(*n.exprs)]))
@@ -175,6 +175,14 @@ def _merged(n: Nest) -> Nest:
     # argmax gives a position over all R axes in order, which merging row-major axes preserves.
     raxes, inside = merged(raxes, "r", syms)
     return _substituted(n, axes, raxes, at | inside)
+
+
+def _beside(n: Nest) -> Axes:
+    """The axis of results whose neighbours lie side by side in an operand, if those of R do not."""
+    for a in (*n.raxes, *n.axes) if n.is_reduction else ():
+        if {step_of(e.attrs[1][0], a.var) for e in loads_of(n.body)} & {ONE, -ONE}:
+            return () if a in n.raxes else (a,)
+    return ()
 
 
 def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:
@@ -234,9 +242,8 @@ def remaps(n: Nest, d: Domain, orders: Sequence[Axes], turned: bool = False) -> 
             found.append(_substituted(found[0], d.axes, d.raxes, {r.var: r.extent - 1 - r.var}))
         return found
     if d.kept and rows is d.rows * d.kept[0].extent and n.target == n.name:
-        few = Domain(d.axes, d.kept)
         orders = [tuple(d.kept[0] if a in d.raxes else a for a in order) for order in orders]
-        return [_over(n, [(n.axes, order)], few) for order in orders]
+        return [_over(n, [(n.axes, order)], Domain(d.axes, d.kept)) for order in orders]
     if rows is d.rows:
         return [_over(n, [(n.axes, d.axes)], Domain(d.axes, ()))]
     return []
@@ -255,7 +262,7 @@ def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:
             steps = [step_of(offset, a.var) for a in axes]
             sizes = [s.value for s in steps if isinstance(s, Int)]
             if len(sizes) == len(axes) and all(sizes):
-                order = sorted(range(len(axes)), key=lambda k: -sizes[k])
+                order = sorted(range(len(axes)), key=lambda k: -abs(sizes[k]))
                 found.append(tuple(axes[k] for k in order))
     return list(dict.fromkeys(found))
 
@@ -390,5 +397,5 @@ def is_columns(n: Nest) -> bool:
     offsets = [e.attrs[1][0] for e in loads_of(n.body)]
     # Next to a matrix, a vector that is the same for all rows, or along a row, does not count.
     matrices = [s for s in offsets if p in s.free_vars and r in s.free_vars] or offsets
-    down, along = (sum(step_of(s, v) is ONE for s in matrices) for v in (p, r))
+    down, along = (sum(step_of(s, v) in (ONE, -ONE) for s in matrices) for v in (p, r))
     return down > along

@@ -15,7 +15,7 @@ from lenz.ir.expr import cost_of
 from lenz.ir.kernel import KernelKind, Reduce
 from lenz.ir.tensor import Axes, Axis
 from lenz.records import dataclass
-from lenz.schedule.accesses import BACK, score
+from lenz.schedule.accesses import score
 from lenz.schedule.legal import Group
 from lenz.schedule.nest import SHORT
 from lenz.schedule.stages import Stages
@@ -95,6 +95,6 @@ def across(axes: Axes, v: Axis, offsets: list[Sym], env: SymEnv) -> tuple[Axis, 
             continue
         for u in axes:
             step = step_of(s, u.var)
-            if u is not v and step in (ONE, BACK) and env.hint(u.extent) >= TILE:
+            if u is not v and step in (ONE, -ONE) and env.hint(u.extent) >= TILE:
                 return u, u.var if step is ONE else u.extent - 1 - u.var
     return None

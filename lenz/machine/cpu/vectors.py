@@ -60,8 +60,9 @@ def row_loops(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
     # Fewer blocks would idle cores, and a sort takes longer than its loads.
     is_many = env.hint(product([a.extent for a in axes])) >= BLOCKS * TILE and not s.sorts
     for u in axes if is_many else ():
-        if env.hint(u.extent) >= TILE and (far := _across(g, s, u)):
-            return _row_blocks(g, s, axes, u, far)
+        for step in (ONE, -ONE) if env.hint(u.extent) >= TILE else ():
+            if far := _across(g, s, u, step):
+                return _row_blocks(g, s, axes, u, far)
     return nested(axes, "parallel", _row(g, s))
 
 
@@ -82,20 +83,25 @@ def _row(g: Group, s: Stages) -> tuple[Stmt, ...]:
     return tuple(inside)
 
 
-def _across(g: Group, s: Stages, u: Axis) -> list[Expr]:
-    """Operands of the loops that are contiguous along an axis of rows and strided along R."""
+def _across(g: Group, s: Stages, u: Axis, step: Sym) -> list[Expr]:
+    """Operands of the loops that are contiguous along an axis of rows and strided along R.
+
+    `step` is 1, or -1 for operands that run backwards.
+    """
     n, r = g.domain.length, g.domain.raxes[-1].var
     if not isinstance(n, Int) or n.value > MAX_LOCAL:
         return []
     found = unmasked(x.value for loop in s.loops for x in loop)
     loads = [(e, e.attrs[1][0]) for e in found if e.op is LOAD and not e.args]
-    across = [(e, step_of(at, r)) for e, at in loads if step_of(at, u.var) is ONE]
-    far = [e for e, step in across if step not in (*NEAR, None)]
+    across = [(e, step_of(at, r)) for e, at in loads if step_of(at, u.var) is step]
+    far = [e for e, along in across if along not in (*NEAR, None)]
     return far if sum(e.dtype.bytes for e in far) * n.value * TILE <= SCRATCH else []
 
 
 def _row_blocks(g: Group, s: Stages, axes: Axes, u: Axis, far: Sequence[Expr]) -> tuple[Stmt, ...]:
     """Blocks of rows in parallel. Operands that run across them are transposed to scratch first.
+
+    The last rows come first if the operands run backwards.
 
     for p in P: for r in R: f(x[p + P*r])  ==>
     for pb: { tiles: x0[S*p + r] = x[p + 16*pb + P*r];  for p in 16: for r in R: f(x0[S*p + r]) }
@@ -105,6 +111,7 @@ def _row_blocks(g: Group, s: Stages, axes: Axes, u: Axis, far: Sequence[Expr]) -
     """
     raxes, n = g.domain.raxes, g.domain.length.hi or 0
     block, lane, place = cut(u, TILE)
+    place = place if step_of(far[0].attrs[1][0], u.var) is ONE else u.extent - 1 - place
     blocks, part, at_r = cut(raxes[-1], TILE)
     size = n + TILE - n % TILE  # rows a power of two apart would share few sets of the cache
     at = size * lane.var + position(raxes)
@@ -311,9 +318,8 @@ def _joined(axes: Axes, v: Axis, span: Sequence[Statement], env: SymEnv) -> tupl
     if len(whole) in (0, len(axes)):
         return _in_spans(axes, v, span, env)
     own = next((a for a in whole if a.var in at[v.var].free_vars), whole[-1])
-    stores = [s for s in all_moved(span, at) if isinstance(s, Store)]
     last = whole[-1] if env.hint(whole[-1].extent) >= SHORT else own
-    return _in_spans(whole, last, stores, env)
+    return _in_spans(whole, last, [s for s in all_moved(span, at) if isinstance(s, Store)], env)
 
 
 def _tiles(axes: Axes, v: Axis, u: Axis, at_u: Sym, span: Sequence[Statement]) -> tuple[Stmt, ...]:

@@ -427,12 +427,12 @@ def _odd(a: Axis, env: SymEnv, unit: int = 8) -> bool:
 
 def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
     """The two axes of a tile, if some accesses are contiguous along each of them."""
-    offsets = s.offsets
     long = [a for a in axes if env.hint(a.extent) >= 16]
 
     def walks(a: Axis, b: Axis) -> bool:
         # An access that does not move along b, such as a broadcast vector, is read once per tile.
-        return any(step_of(x, a.var) is ONE and step_of(x, b.var) is not ZERO for x in offsets)
+        moves = [x for x in s.offsets if step_of(x, b.var) is not ZERO]
+        return any(step_of(x, a.var) in (ONE, -ONE) for x in moves)
 
     pairs = [(a, b) for a, b in itertools.combinations(long, 2) if walks(a, b) and walks(b, a)]
     return list(pairs[-1]) if pairs else None

@@ -54,7 +54,7 @@ def loss(g: Group, env: SymEnv) -> str | None:
     if g.has_columns:
         few, room = rows < 64 * SHAPE.panel, CAN.held // 2 // registers(g.domain, env)
         held = room >= (2 if few else SHAPE.panel)
-        panel = max(1, min(SHAPE.narrow if few else SHAPE.panel, room))
+        panel = min(SHAPE.narrow if few else SHAPE.panel, room if held else SHAPE.panel)
     tasks = -(-rows // panel)
     if held:
         pays = tasks * (2 * rows * length + CAN.moved // 2) >= CAN.units * rows * length
@@ -62,6 +62,5 @@ def loss(g: Group, env: SymEnv) -> str | None:
     loads = loads_of(*(n.body for n in g.nests if n.raxes))
     inner = {a.var for a in g.domain.raxes}
     size = sum(e.dtype.bytes for e in loads if inner & set(e.attrs[1][0].free_vars))
-    if tasks >= CAN.enough and panel * CAN.enough * size * length <= CAN.cache:
-        return None
-    return f"{g.name} would find nothing of the reduction's reads in cache"
+    is_cached = tasks >= CAN.enough and panel * CAN.enough * size * length <= CAN.cache
+    return None if is_cached else f"{g.name} would find nothing of the reduction's reads in cache"
