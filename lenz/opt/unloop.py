@@ -52,7 +52,7 @@ def unloop(g: ir.Graph, cx: Context) -> ir.Graph:
             u, body = uses[n.out.name], None
             # Readers that need the result for each element of its row share the row's kernel, and
             # so do nodes that store or sort those elements.
-            rows = u.elements > u.loads * max(g.env.hint(product(n.out.shape)), 1)
+            rows = u.elements >= 2 * max(u.loads, 1) * max(g.env.hint(product(n.out.shape)), 1)
             stored = [r for r in ir.reads_of(n) if r in loops and uses[r].other]
             if not rows and not stored and not sorts & set(ir.reads_of(n)):
                 body = written_out(n, layouts)

@@ -117,8 +117,7 @@ def _finish(
 def kernel_name(g: Group) -> str:
     """fused_<last values>: the name in profilers; the pipeline adds a number."""
     names = [n.name.split(".")[0].rstrip("_0123456789") for n in g.nests]
-    picked = list(dict.fromkeys(x for x in names if x))[-3:]
-    return "_".join(["fused", *picked])[:48]
+    return "_".join(["fused", *list(dict.fromkeys(filter(None, names)))[-3:]])[:48]
 
 
 def _sizes(params: tuple[ir.Param, ...], body: tuple[ir.Stmt, ...]) -> tuple[Var, ...]:

@@ -56,8 +56,7 @@ def trimmed(raxes: Axes, statements: Sequence[Statement]) -> tuple[Axes, Sequenc
     finds = any(isinstance(x, Reduce) and x.kind in ("argmax", "argmin") for x in statements)
     if finds and not extent.lo:
         return raxes, statements  # no element has a place in an empty loop
-    inside = [replace(x, value=_unmasked(x.value)) for x in statements]
-    return (Axis(r.var, extent), *rest), inside
+    return (Axis(r.var, extent), *rest), [replace(x, value=_unmasked(x.value)) for x in statements]
 
 
 def _end(x: Statement, r: Var) -> Sym | None:

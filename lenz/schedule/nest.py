@@ -153,9 +153,13 @@ def _in_digits(n: Nest) -> Nest:
 
 
 def _has_near_columns(n: Nest) -> bool:
-    """True if neighbours along P are at most 4 elements apart in an operand."""
-    steps = [step_of(e.attrs[1][0], a.var) for e in loads_of(n.body) for a in n.axes[-1:]]
-    return any(isinstance(s, Int) and 0 < abs(s.value) <= 4 for s in steps)
+    """True if neighbours along P lie side by side in an operand, at most 4 elements apart."""
+    return any(_is_near(e.attrs[1][0], a.var) for e in loads_of(n.body) for a in n.axes[-1:])
+
+
+def _is_near(offset: Sym, v: Var) -> bool:
+    step = step_of(offset, v)
+    return isinstance(step, Int) and 0 < abs(step.value) <= 4
 
 
 def _of_one(n: Nest) -> Nest:
@@ -180,7 +184,7 @@ def _merged(n: Nest) -> Nest:
 def _beside(n: Nest) -> Axes:
     """The axis of results whose neighbours lie side by side in an operand, if those of R do not."""
     for a in (*n.raxes, *n.axes) if n.is_reduction else ():
-        if {step_of(e.attrs[1][0], a.var) for e in loads_of(n.body)} & {ONE, -ONE}:
+        if any(_is_near(e.attrs[1][0], a.var) for e in loads_of(n.body)):
             return () if a in n.raxes else (a,)
     return ()
 
@@ -390,12 +394,12 @@ def _inner(n: Nest, columns: bool) -> tuple[Var, ...]:
 
 
 def is_columns(n: Nest) -> bool:
-    """True if the results of a reduction are contiguous in its operand."""
+    """True if the results of a reduction lie side by side in its operand."""
     if not n.axes or not n.raxes or n.across:
         return False
     p, r = n.axes[-1].var, n.raxes[-1].var
     offsets = [e.attrs[1][0] for e in loads_of(n.body)]
     # Next to a matrix, a vector that is the same for all rows, or along a row, does not count.
     matrices = [s for s in offsets if p in s.free_vars and r in s.free_vars] or offsets
-    down, along = (sum(step_of(s, v) in (ONE, -ONE) for s in matrices) for v in (p, r))
+    down, along = (sum(_is_near(s, v) for s in matrices) for v in (p, r))
     return down > along

@@ -48,6 +48,29 @@ def test_many_columns_of_halves_have_short_tiles(dtype: torch.dtype, rows: int, 
     assert f"r0 = tl.arange(0, {rows})" in text and found == warps
 
 
+@pytest.mark.parametrize(
+    ("shape", "widths"),
+    [((4, 3, 1 << 20), [256, 4]), ((65536, 4, 32), [8, 32, 4]), ((1024, 12, 1024), [64, 16])],
+)
+def test_threads_have_short_columns_of_their_own(shape: tuple[int, ...], widths: list[int]) -> None:
+    """A panel of 64 was a tiny program of 4 warps: these took 3 to 9 times as long on an H200."""
+    ((text, warps),) = texts(lambda x: x.softmax(1), torch.empty(shape, dtype=BF16))
+    assert [int(n) for n in re.findall(r"tl.arange\(0, (\d+)\)", text)] == widths and warps == 1
+
+
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: x.flip(2), lambda x: x[:, :, ::2]])
+def test_columns_are_side_by_side_in_either_direction_and_in_steps(form: Any) -> None:
+    """As rows, 64 programs each read every 64th number: 630 us instead of 28 on an H200."""
+
+    def normed(x: Tensor) -> Tensor:
+        x = form(x).permute(2, 1, 0)
+        return x / (x.norm(dim=1, keepdim=True) + 1)
+
+    x = torch.empty(1337, 256, 64, dtype=BF16)
+    (k,) = kernels_of(scheduled(on_gpu(lowered(normed, [x]))))
+    assert k.kind == "outer_reduction"
+
+
 def test_several_sums_have_shorter_tiles() -> None:
     def sums(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return x.sum(1), y.sum(1), (x * y).sum(1)

@@ -88,13 +88,9 @@ def _tile(body: tuple[Stmt, ...], env: SymEnv) -> TileConfig:
         for s in walk(body)
     )
     unroll = 1 if cost > DEEPEST else 4 if cost <= DEEP and (reduces or cost >= SHALLOW) else 2
-    return TileConfig(grain=_grain(body, env), unroll=unroll)
-
-
-def _grain(body: tuple[Stmt, ...], env: SymEnv) -> int:
-    """The number of parallel iterations that make a task worth a thread."""
-    _, inner = kernel.around(body, "parallel")
-    return max(1, round(NS_PER_TASK / max(_time(inner, env), 0.01)))
+    _, inner = kernel.around(body, "parallel")  # so many iterations are worth a thread
+    grain = max(1, round(NS_PER_TASK / max(_time(inner, env), 0.01)))
+    return TileConfig(grain=grain, unroll=unroll)
 
 
 def _time(body: tuple[Stmt, ...], env: SymEnv) -> float:

@@ -59,10 +59,9 @@ def row_loops(g: Group, s: Stages, env: SymEnv) -> tuple[Stmt, ...]:
         _move(s, at)
     # Fewer blocks would idle cores, and a sort takes longer than its loads.
     is_many = env.hint(product([a.extent for a in axes])) >= BLOCKS * TILE and not s.sorts
-    for u in axes if is_many else ():
-        for step in (ONE, -ONE) if env.hint(u.extent) >= TILE else ():
-            if far := _across(g, s, u, step):
-                return _row_blocks(g, s, axes, u, far)
+    for u, step in [(u, k) for u in axes for k in (ONE, -ONE)] if is_many else ():
+        if env.hint(u.extent) >= TILE and (far := _across(g, s, u, step)):
+            return _row_blocks(g, s, axes, u, far)
     return nested(axes, "parallel", _row(g, s))
 
 

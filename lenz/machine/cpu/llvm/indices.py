@@ -155,7 +155,7 @@ class Indices:
             # Code hoisted out of a loop that runs zero times may see a size of 0, and inactive
             # lanes load 0: x86 would trap.
             y = b.select(b.compare("icmp eq", dtype, y, 0), dtype, b.constant(dtype, 1), y)
-        if lanes and not by_constant and _fits_double(s.num):
+        if lanes and not by_constant and is_within(s.num, 1 << 53):
             names = _vector_by_double(b, is_div, dtype, x, y)
         elif natural:
             names = b.each(f"{'udiv' if is_div else 'urem'} {b.type(dtype)}", x, y)
@@ -188,10 +188,6 @@ def _folded(opcode: str, x: Value, y: Value) -> str | None:
 
 def _at_least(s: Sym, bound: int) -> bool:
     return s.lo is not None and s.lo >= bound
-
-
-def _fits_double(s: Sym) -> bool:
-    return s.lo is not None and s.hi is not None and s.lo >= -(2**53) and s.hi <= 2**53
 
 
 def _floor(b: Builder, is_div: bool, dtype: DType, x: Names, y: Names) -> Names:

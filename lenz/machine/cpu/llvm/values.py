@@ -122,6 +122,5 @@ def _unsure_sizes(positions: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def _is_at_least_1(size: Expr) -> bool:
-    if size.op is CONST:
-        return bool(size.attrs[0] >= 1)
-    return size.op is INDEX and size.attrs[0].lo is not None and size.attrs[0].lo >= 1
+    least = size.attrs[0] if size.op is CONST else size.attrs[0].lo if size.op is INDEX else None
+    return least is not None and bool(least >= 1)
