@@ -55,8 +55,7 @@ def spans_of(
         spans.append((start, end))
     loops = [_at(v, *span, statements) for span in spans if 1 < len(spans) <= SPANS]
     size = sum(len(nodes_of(*(s.value for s in stores))) for _, stores in loops)
-    fits = size <= NODES and any(env.hint(a.extent) >= least for a, _ in loops)
-    return loops if fits else []
+    return loops if size <= NODES and any(env.hint(a.extent) >= least for a, _ in loops) else []
 
 
 def _at(v: Axis, start: Sym, end: Sym, statements: Sequence[Statement]) -> tuple[Axis, list[Store]]:

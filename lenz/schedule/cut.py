@@ -67,8 +67,7 @@ def _end(x: Statement, r: Var) -> Sym | None:
         return None
     (at, count), other = sides, value.args[2]
     end = count - (at - r)
-    is_trimmed = r not in end.free_vars and other is ops.neutral(x.kind, other.dtype)
-    return end if is_trimmed else None
+    return end if r not in end.free_vars and other is ops.neutral(x.kind, other.dtype) else None
 
 
 def _unmasked(value: Expr) -> Expr:

@@ -16,7 +16,7 @@ from lenz.ir.axes import by_stride, merged, taken_apart
 from lenz.ir.expr import Expr, all_syms, finished, load, loads_of, reindex, replace_loads
 from lenz.ir.graph import Loop, Reduction, Scan, Scatter, Sort
 from lenz.ir.kernel import digits, position
-from lenz.ir.tensor import Axes, Buffer, Layout, axis
+from lenz.ir.tensor import Axes, Axis, Buffer, Layout, axis
 from lenz.machines import runs_programs
 from lenz.records import dataclass, replace
 from lenz.schedule.result import Each, Fold, Result, Running, Sorted, Update, mapped, result_exprs
@@ -140,7 +140,8 @@ def _in_digits(n: Nest) -> Nest:
     gathers, and 0.07. If columns fill vectors, R stays one loop: means of windows of 8 x 8 rows of
     32 take 0.27 ms so, and 0.56 with two loops.
     """
-    axes = n.axes if _has_near_columns(n) else (*n.axes, *n.raxes)
+    near = any(is_near(e.attrs[1][0], a.var) for e in loads_of(n.body) for a in n.axes[-1:])
+    axes = n.axes if near else (*n.axes, *n.raxes)
     found = taken_apart(axes, [n.offset, *all_syms(*n.exprs)])
     if found is None:
         return n
@@ -152,12 +153,8 @@ def _in_digits(n: Nest) -> Nest:
     return _in_digits(_substituted(n, split(n.axes), split(n.raxes), at))
 
 
-def _has_near_columns(n: Nest) -> bool:
-    """True if neighbours along P lie side by side in an operand, at most 4 elements apart."""
-    return any(_is_near(e.attrs[1][0], a.var) for e in loads_of(n.body) for a in n.axes[-1:])
-
-
-def _is_near(offset: Sym, v: Var) -> bool:
+def is_near(offset: Sym, v: Var) -> bool:
+    """True if neighbours along a variable are at most 4 elements apart."""
     step = step_of(offset, v)
     return isinstance(step, Int) and 0 < abs(step.value) <= 4
 
@@ -183,10 +180,13 @@ def _merged(n: Nest) -> Nest:
 
 def _beside(n: Nest) -> Axes:
     """The axis of results whose neighbours lie side by side in an operand, if those of R do not."""
-    for a in (*n.raxes, *n.axes) if n.is_reduction else ():
-        if any(_is_near(e.attrs[1][0], a.var) for e in loads_of(n.body)):
-            return () if a in n.raxes else (a,)
-    return ()
+    near = side_by_side([e.attrs[1][0] for e in loads_of(n.body)], (*n.raxes, *n.axes))
+    return (near,) if n.is_reduction and near is not None and near in n.axes else ()
+
+
+def side_by_side(offsets: Sequence[Sym], axes: Axes) -> Axis | None:
+    """The first axis whose neighbours lie side by side in some access."""
+    return next((a for a in axes if any(is_near(s, a.var) for s in offsets)), None)
 
 
 def _substituted(n: Nest, axes: Axes, raxes: Axes, at: dict[Var, Sym]) -> Nest:
@@ -263,8 +263,7 @@ def orders_of(d: Domain, nests: Sequence[Nest]) -> list[Axes]:
             at: dict[Var, Sym] = {k.var: r.var for k, r in zip(n.kept, n.raxes, strict=False)}
             offsets = [substitute(n.offset, at)]
         for offset in offsets:
-            steps = [step_of(offset, a.var) for a in axes]
-            sizes = [s.value for s in steps if isinstance(s, Int)]
+            sizes = [s.value for a in axes if isinstance(s := step_of(offset, a.var), Int)]
             if len(sizes) == len(axes) and all(sizes):
                 order = sorted(range(len(axes)), key=lambda k: -abs(sizes[k]))
                 found.append(tuple(axes[k] for k in order))
@@ -401,5 +400,5 @@ def is_columns(n: Nest) -> bool:
     offsets = [e.attrs[1][0] for e in loads_of(n.body)]
     # Next to a matrix, a vector that is the same for all rows, or along a row, does not count.
     matrices = [s for s in offsets if p in s.free_vars and r in s.free_vars] or offsets
-    down, along = (sum(_is_near(s, v) for s in matrices) for v in (p, r))
+    down, along = (sum(is_near(s, v) for s in matrices) for v in (p, r))
     return down > along

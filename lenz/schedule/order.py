@@ -71,5 +71,4 @@ def _is_last(p: Partition, c: int) -> bool:
 
 
 def _bytes(names: Set[str], buffers: dict[str, Buffer], env: SymEnv) -> int:
-    found = [buffers[x] for x in names if x in buffers]  # any order: they are added
-    return sum(env.hint(b.type.nbytes) for b in found)
+    return sum(env.hint(buffers[x].type.nbytes) for x in names if x in buffers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lenz.ir.expr import cost_of, loads_of
 from lenz.machines import machine_of
 from lenz.schedule.legal import Group, are_alike, capabilities, device_of, in_parts
-from lenz.schedule.nest import gathers_in_order
+from lenz.schedule.nest import gathers_in_order, side_by_side
 from lenz.sym import SymEnv, product
 
 # Maximum of values in a join that saves a launch.
@@ -48,6 +48,13 @@ def loss(g: Group, env: SymEnv) -> str | None:
         few = tasks < capabilities(g).busy
         return f"{g.name} would run in {tasks} programs only" if few else None
     elements = [n for n in g.nests if not n.is_reduction and n.raxes]
+    can, rows, length = capabilities(g), env.hint(g.domain.rows), env.hint(g.domain.length)
+    # Elements of a row that are stored far apart, next to those of other rows: a layer norm of
+    # 16384 x 1024 bf16 whose result is transposed takes 260 us, and 35 with a kernel for that.
+    many = 0 < can.launch < rows * length and not g.has_columns
+    near = side_by_side([n.offset for n in elements[-1:]], (*g.domain.raxes, *g.domain.axes))
+    if many and near in g.domain.axes:
+        return f"{elements[-1].name} would be stored one element per line of the cache"
     # On CPUs values of rows are computed from sums too: means, and what is made of them.
     values = {n.name for n in g.nests if n.is_reduction or not (n.raxes or capabilities(g).held)}
     if any(e.attrs[0] in values for n in elements for e in loads_of(n.body)):
@@ -55,7 +62,6 @@ def loss(g: Group, env: SymEnv) -> str | None:
     # Elements that are reduced: rows * length * cost additions take units / rows times as long as
     # on the whole card. 32 rows of 25088 means of nine others take 275 us in one kernel, whose
     # registers they also exceed, and 20 in two.
-    can, rows, cost = capabilities(g), env.hint(g.domain.rows), cost_of(*(n.body for n in elements))
-    late = env.hint(g.domain.length) * cost * (can.units - rows)
+    late = length * cost_of(*(n.body for n in elements)) * (can.units - rows)
     is_late = not g.has_columns and late > can.start * can.adds
     return f"{elements[0].name} would be computed in {rows} programs only" if is_late else None

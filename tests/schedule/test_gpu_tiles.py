@@ -71,6 +71,21 @@ def test_columns_are_side_by_side_in_either_direction_and_in_steps(form: Any) ->
     assert k.kind == "outer_reduction"
 
 
+@pytest.mark.parametrize(
+    ("rows", "kinds"), [(4096, ["reduction", "transpose"]), (64, ["reduction"])]
+)
+def test_rows_whose_result_is_transposed_are_a_kernel_of_their_own(
+    rows: int, kinds: list[str]
+) -> None:
+    """One kernel would store one element per line of the cache: 260 us instead of 35 on an H200."""
+
+    def turned(x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:]).mT.contiguous()
+
+    g = on_gpu(lowered(turned, [torch.empty(rows, 1024, dtype=BF16)]))
+    assert [k.kind for k in kernels_of(scheduled(g))] == kinds
+
+
 def test_several_sums_have_shorter_tiles() -> None:
     def sums(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return x.sum(1), y.sum(1), (x * y).sum(1)

@@ -30,7 +30,7 @@ from lenz.records import dataclass, replace
 from lenz.schedule.accesses import score
 from lenz.schedule.cut import all_moved, cut_all, nested, over_parts, undecided
 from lenz.schedule.legal import Group, in_parts, scanned
-from lenz.schedule.nest import Domain, Nest
+from lenz.schedule.nest import Domain, Nest, is_near
 from lenz.schedule.result import Update
 from lenz.schedule.stages import Stages, Statement
 from lenz.sym import ONE, ZERO, Int, Sym, SymEnv, Var, product, step_of, substitute
@@ -437,8 +437,7 @@ def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
 
     def walks(a: Axis, b: Axis) -> bool:
         # An access that does not move along b, such as a broadcast vector, is read once per tile.
-        moves = [x for x in s.offsets if step_of(x, b.var) is not ZERO]
-        return any(step_of(x, a.var) in (ONE, -ONE) for x in moves)
+        return any(is_near(x, a.var) and step_of(x, b.var) is not ZERO for x in s.offsets)
 
     pairs = [(a, b) for a, b in itertools.combinations(long, 2) if walks(a, b) and walks(b, a)]
     return list(pairs[-1]) if pairs else None
