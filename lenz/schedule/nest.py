@@ -400,5 +400,7 @@ def is_columns(n: Nest) -> bool:
     offsets = [e.attrs[1][0] for e in loads_of(n.body)]
     # Next to a matrix, a vector that is the same for all rows, or along a row, does not count.
     matrices = [s for s in offsets if p in s.free_vars and r in s.free_vars] or offsets
-    down, along = (sum(is_near(s, v) for s in matrices) for v in (p, r))
+    # Neighbours decide, and then what is a few elements apart.
+    units = (sum(step_of(s, v) in (ONE, -ONE) for s in matrices) for v in (p, r))
+    down, along = zip(units, (sum(is_near(s, v) for s in matrices) for v in (p, r)), strict=True)
     return down > along
