@@ -60,6 +60,12 @@ def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
 
+def masked_softmax(x: Tensor) -> Tensor:
+    """Half of the numbers are masked, as in causal attention."""
+    later = torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)
+    return torch.softmax(x.masked_fill(later, -torch.inf), -1)
+
+
 def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), w, b)
 
@@ -131,6 +137,7 @@ def cases() -> list[Case]:
     index = lambda: (torch.randn(30522, 768), torch.randint(0, 30522, (4096,)))
     return [
         *made,
+        Case("masked softmax", "8x256x256", masked_softmax, normal(8, 256, 256), quick=True),
         Case("sum over dim 0", "4096x1024", sum_rows, normal(4096, 1024), quick=True),
         Case("transpose + relu", "1024x1024", transpose_relu, normal(1024, 1024), quick=True),
         Case("transpose + relu", "4096x4096", transpose_relu, normal(4096, 4096)),
