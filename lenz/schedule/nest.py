@@ -180,11 +180,11 @@ def _merged(n: Nest) -> Nest:
 
 def _beside(n: Nest) -> Axes:
     """The axis of results whose neighbours lie side by side in an operand, if those of R do not."""
-    near = side_by_side([e.attrs[1][0] for e in loads_of(n.body)], (*n.raxes, *n.axes))
+    near = near_axis([e.attrs[1][0] for e in loads_of(n.body)], (*n.raxes, *n.axes))
     return (near,) if n.is_reduction and near is not None and near in n.axes else ()
 
 
-def side_by_side(offsets: Sequence[Sym], axes: Axes) -> Axis | None:
+def near_axis(offsets: Sequence[Sym], axes: Axes) -> Axis | None:
     """The first axis whose neighbours lie side by side in some access."""
     return next((a for a in axes if any(is_near(s, a.var) for s in offsets)), None)
 

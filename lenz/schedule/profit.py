@@ -5,7 +5,7 @@ from __future__ import annotations
 from lenz.ir.expr import cost_of, loads_of
 from lenz.machines import machine_of
 from lenz.schedule.legal import Group, are_alike, capabilities, device_of, in_parts
-from lenz.schedule.nest import gathers_in_order, side_by_side
+from lenz.schedule.nest import gathers_in_order, near_axis
 from lenz.sym import SymEnv, product
 
 # Maximum of values in a join that saves a launch.
@@ -52,7 +52,7 @@ def loss(g: Group, env: SymEnv) -> str | None:
     # Elements of a row that are stored far apart, next to those of other rows: a layer norm of
     # 16384 x 1024 bf16 whose result is transposed takes 260 us, and 35 with a kernel for that.
     many = 0 < can.launch < rows * length and not g.has_columns
-    near = side_by_side([n.offset for n in elements[-1:]], (*g.domain.raxes, *g.domain.axes))
+    near = near_axis([n.offset for n in elements[-1:]], (*g.domain.raxes, *g.domain.axes))
     if many and near in g.domain.axes:
         return f"{elements[-1].name} would be stored one element per line of the cache"
     # On CPUs values of rows are computed from sums too: means, and what is made of them.
