@@ -9,7 +9,7 @@ from lenz import ops
 from lenz.ir.axes import merged, taken_apart
 from lenz.ir.dtype import F32, F64
 from lenz.ir.expr import Expr, all_syms, interpret, load, loads_of, ref, replaced, syms_of, unmasked
-from lenz.ir.kernel import For, Let, Local, LoopKind, Reduce, Scan, Stmt, Store, moved, position
+from lenz.ir.kernel import For, Let, Local, Reduce, Scan, Stmt, Store, moved, position
 from lenz.ir.op import LOAD, REF
 from lenz.ir.tensor import Axes, Axis, axis
 from lenz.machine.cpu.loops import BLOCK, TILE, across
@@ -363,6 +363,5 @@ def scattered(n: Nest, env: SymEnv) -> tuple[Stmt, ...]:
         names = {v.name for v in n.offset.free_vars}
         used = [e for k, e in enumerate(bound) if f"@{k}" in names]
         moves = mode == "set" and any(r in s.free_vars for s in [n.offset, *all_syms(*used)])
-        last: LoopKind = "vector" if moves else "seq"
-        body = nested(n.raxes[:-1], "seq", (For(n.raxes[-1], last, body),))
+        body = nested(n.raxes[:-1], "seq", (For(n.raxes[-1], "vector" if moves else "seq", body),))
     return nested(n.axes, "parallel", body)

@@ -82,13 +82,12 @@ class Indices:
     def _line(self, s: Sym, coefficient: Sym, dtype: DType, bound: Bound) -> Value:
         """start + coefficient * (0, 1, 2, ...)."""
         scopes, element = self.scopes, "i32" if dtype is I32 else "i64"
-        start = self.narrow(self.scalar(s, bound), dtype)
         if isinstance(coefficient, Int):
             steps = Value((scopes.lane_numbers(element, coefficient.value),), 0, True)
         else:
             by = self.narrow(self.scalar(coefficient, bound), dtype)
             steps = self.combine("mul", by, Value((scopes.lane_numbers(element),), 0, True), dtype)
-        return self.combine("add", start, steps, dtype)
+        return self.combine("add", self.narrow(self.scalar(s, bound), dtype), steps, dtype)
 
     def combine(self, opcode: str, x: Value, y: Value, dtype: DType) -> Value:
         """One integer instruction on two index values; constants are folded.
