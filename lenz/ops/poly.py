@@ -55,12 +55,6 @@ def to_nearest(x: Expr) -> tuple[Expr, Expr]:
     return whole, bitcast(shifted, I32) - 0x4B400000
 
 
-def _clamp(x: Expr, low: float, high: float) -> Expr:
-    # Comparisons with NaN are false, so a NaN stays.
-    x = where(x > high, high, x)
-    return where(x < low, low, x)
-
-
 def _exp_parts(x: Expr) -> tuple[Expr, Expr]:
     """x = k ln2 + r with |r| <= ln2/2: r and the integer k, as f32."""
     k = fma(x, 1.0 / _LN2, _MAGIC) - _MAGIC  # the integer nearest to x / ln2, below 2^22
@@ -94,7 +88,8 @@ def exp2(x: Expr) -> Expr:
 def expm1(x: Expr) -> Expr:
     """exp(x) - 1, exact near zero."""
     # Below -18 the result rounds to -1. Half of 2^k stays finite where the result does.
-    r, k = _exp_parts(_clamp(x, -18.0, 89.0))
+    # Comparisons with NaN are false, so a NaN stays.
+    r, k = _exp_parts(where(x < -18.0, -18.0, where(x > 89.0, 89.0, x)))
     p = fma(r * polynomial(c.EXPM1, r), r, r)
     half = scale(const(1.0, F32), k - 1.0)
     found = fma(half, p, half - 0.5) * 2.0

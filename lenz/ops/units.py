@@ -17,7 +17,7 @@ from lenz.ir.expr import Expr
 from lenz.ir.op import Op, on
 from lenz.ops import coefficients as c
 from lenz.ops import poly
-from lenz.ops.arith import abs, copysign, fma, maximum, minimum, reciprocal
+from lenz.ops.arith import abs, copysign, fma, maximum, minimum, mul, reciprocal
 from lenz.ops.cast import bitcast
 from lenz.ops.compare import where
 from lenz.ops.fold import apply
@@ -66,22 +66,28 @@ def exp2(x: Expr) -> Expr:
     return where(tiny, found * found, found)
 
 
-def exp(x: Expr) -> Expr:
-    """e^x = 2^k 2^r with k the integer nearest to x log2(e), clamped to valid exponents.
+def _exp_factors(x: Expr, shift: int = 0) -> tuple[Expr, Expr]:
+    """2^r and 2^(k + shift), k the integer nearest to x log2(e), clamped to valid exponents.
 
     If k is clamped, r is large, and the product overflows or becomes denormal as it should.
     """
-    n = fma(x, _LOG2_E_PARTS[0], _BIASED)
-    n = maximum(minimum(n, _BIASED + 127.0), _BIASED - 126.0)
-    k = n - _BIASED
+    biased = _BIASED + shift
+    n = fma(x, _LOG2_E_PARTS[0], biased)
+    n = maximum(minimum(n, biased + 127.0), biased - 126.0 - shift)
+    k = n - biased
     r = fma(x, _LOG2_E_PARTS[0], -k)
     r = fma(x, _LOG2_E_PARTS[1], r)
-    return apply(EXP2_UNIT, r) * bitcast(bitcast(n, I32) << 23, F32)
+    return apply(EXP2_UNIT, r), bitcast(bitcast(n, I32) << 23, F32)
+
+
+def exp(x: Expr) -> Expr:
+    """e^x = 2^r 2^k."""
+    return mul(*_exp_factors(x))
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + e^-x); a quarter of e^-x, so that its reciprocal is not subnormal."""
-    return apply(RCP_UNIT, fma(exp(-x), 0.25, 0.25)) * 0.25
+    """1 / (1 + e^-x); of a quarter of the divisor, whose reciprocal is never subnormal."""
+    return apply(RCP_UNIT, fma(*_exp_factors(-x, -2), 0.25)) * 0.25
 
 
 def tanh(x: Expr) -> Expr:

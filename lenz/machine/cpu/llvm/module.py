@@ -9,14 +9,15 @@ or directly if there are no more iterations than the grain.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from lenz.debug.blame import blaming
 from lenz.errors import InternalError
 from lenz.ir.expr import loads_of
 from lenz.ir.kernel import For, Kernel, Let, Stmt, Store, exprs_of, walk
 from lenz.ir.tensor import Axis
-from lenz.machine.cpu.capabilities import LARGE
 from lenz.machine.cpu.llvm.access import LINE, STREAMED, Accesses
 from lenz.machine.cpu.llvm.body import Body
 from lenz.machine.cpu.llvm.builder import FAILED
@@ -31,6 +32,12 @@ from lenz.sym import ONE, Int, Sym, product, step_of
 from lenz.target import Target
 
 Phase = tuple[tuple[Axis, ...], tuple[Stmt, ...]]
+_L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # as "32768K"
+_KIB = int("0" + "".join(filter(str.isdigit, _L3.read_text()))) if _L3.exists() else 0
+# A result of so many bytes is evicted before the next kernel reads it: 4 MiB for each core, about
+# its share of the last-level cache, or a quarter of that cache. Two cores of a processor with 480
+# MiB of it add up f32 to results of 32 MB in 5.7 ms below this size, and in 9.7 above it.
+LARGE = max((4 << 20) * max(os.cpu_count() or 1, 2), _KIB << 8)
 
 
 def emit_module(kernels: Sequence[Kernel], target: Target) -> str:
