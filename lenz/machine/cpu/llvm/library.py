@@ -195,8 +195,8 @@ def divide(b: Instructions, opcode: str, dtype: DType, x: Names, y: Names) -> Na
     divisor that would fault is replaced: a quotient by zero is then some value, and MIN / -1 wraps.
     """
     signed = opcode[0] == "s"
-    constant = not any(n.startswith("%") for n in y)
-    if constant and all(_nonzero(n) for n in y) and not (signed and any("-1" in n for n in y)):
+    unsure = [n for n in y if n[0] == "%" or n.rstrip(")").split()[-1] in ("0", "zeroinitializer")]
+    if not unsure and not (signed and any("-1" in n for n in y)):
         return b.each(f"{opcode} {b.type(dtype)}", x, y)
     one, zero = b.constant(dtype, 1), b.constant(dtype, 0)
     bad = b.compare("icmp eq", dtype, y, zero)
@@ -211,10 +211,6 @@ def divide(b: Instructions, opcode: str, dtype: DType, x: Names, y: Names) -> Na
     if opcode == "sdiv":
         result = b.select(negate, dtype, b.binary("sub", dtype, zero, x), result)
     return result
-
-
-def _nonzero(text: str) -> bool:
-    return text.rstrip(")").split()[-1] not in ("0", "zeroinitializer")
 
 
 def _by_double(b: Instructions, opcode: str, dtype: DType, x: Names, y: Names) -> Names:

@@ -86,9 +86,7 @@ def side_by_side(
     return [f"def {name}{text}" for text, name in known.items()], [*indices.text.bodies[0], *lines]
 
 
-def _call(
-    name: str, same: Sequence[Grid], told: Sequence[str], places: Sequence[str]
-) -> Iterator[str]:
+def _call(name: str, same: Sequence[Grid], told: list[str], places: list[str]) -> Iterator[str]:
     """The call for grids of one body, whose programs begin at `places`."""
     rows = [{**g.own, "first": p} for g, p in zip(same, places, strict=True)]
     args, space = dict(rows[0]), "        "
