@@ -58,6 +58,43 @@ def test_threads_have_short_columns_of_their_own(shape: tuple[int, ...], widths:
     assert [int(n) for n in re.findall(r"tl.arange\(0, (\d+)\)", text)] == widths and warps == 1
 
 
+@pytest.mark.parametrize(
+    ("fn", "shape", "widths"),
+    [
+        (lambda x: x.var(1), (512, 100, 1000), [16, 128]),  # two sums
+        (lambda x: x - x.amax(1, keepdim=True), (512, 64, 1000), [32, 64]),
+        (lambda x: x.sum(1), (65536, 32, 8), [8, 8, 8]),  # columns of two axes
+        (lambda x: x.cumsum(1), (65536, 8, 8), [16, 8, 8]),
+        (lambda x: x.cummax(1)[0], (512, 32, 1000), [32, 32]),
+    ],
+)
+def test_one_warp_has_columns_of_all_axes(fn: Any, shape: Any, widths: list[int]) -> None:
+    ((text, warps),) = texts(fn, torch.empty(shape, dtype=BF16))
+    assert [int(n) for n in re.findall(r"tl.arange\(0, (\d+)\)", text)] == widths and warps == 1
+
+
+def test_columns_of_one_sum_that_are_stored_have_more_warps() -> None:
+    fn = lambda x: x - x.amax(1, keepdim=True)
+    ((_, warps),) = texts(fn, torch.empty(512, 100, 1000, dtype=BF16))
+    assert warps == 8
+
+
+@pytest.mark.parametrize(
+    ("shape", "widths"),
+    [((1 << 20, 8), [128, 8]), ((512, 512, 5), [128, 8]), ((1024, 32, 32), [32, 32])],
+)
+def test_tiles_of_transpositions_have_1024_elements(shape: Any, widths: list[int]) -> None:
+    ((text, _),) = texts(lambda x: x.movedim(-1, -2).contiguous(), torch.empty(shape, dtype=BF16))
+    assert sorted(int(n) for n in re.findall(r"tl.arange\(0, (\d+)\)", text)) == sorted(widths)
+
+
+def test_small_matrices_are_transposed_together() -> None:
+    """A tile of one matrix of 16 x 4 would have 64 elements."""
+    x = torch.empty(131072, 16, 4, dtype=BF16)
+    ((text, _),) = texts(lambda x: x.mT.contiguous(), x)
+    assert sorted(int(n) for n in re.findall(r"tl.arange\(0, (\d+)\)", text)) == [4, 16, 16]
+
+
 @pytest.mark.parametrize("form", [lambda x: x, lambda x: x.flip(2), lambda x: x[:, :, ::2]])
 def test_columns_are_side_by_side_in_either_direction_and_in_steps(form: Any) -> None:
     """As rows, each program read every 64th number: 630 us instead of 28 on an H200."""

@@ -97,12 +97,15 @@ def _scans(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
             most = shape.sort
             if 512 <= row <= 1024 and not columns and not shape.thread:
                 room = 1024 // row
+        if columns and row <= 32 and shape.is_usual and not sorts:
+            # Each thread has columns of its own: 65536 x 8 x 8 bf16 take 7.6 us, in panels 42.
+            widths = widths_in(g.domain.axes, shape.tile // row, env)
+            return Tile("scan", widths | {r: row}, ONE_WARP)
         widths = {r: row} | widths_in(g.domain.axes[-1:], min(room, most // row), env)
     area = area_of(widths)
     if not sorts:
         return Tile("scan", widths, max(area // 256, 16))
-    longest = max(widths.values(), default=1)
-    return Tile("sort", widths, 32 if area == 1024 and longest >= 512 else 8)
+    return Tile("sort", widths, 32 if area == 1024 and max(widths.values()) >= 512 else 8)
 
 
 def _rows_and_columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
@@ -130,9 +133,12 @@ def _transposed(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     """Elements, if accesses walk along two axes."""
     if g.domain.raxes or (across := _across(g.domain.axes, s, env)) is None:
         return None
-    # 512 x 512 f32 take 1.66 us in tiles of 32 x 32, 1.92 in tiles of 64 x 64.
+    widths = {a: power_of_two(env.hint(a.extent)) for a in across}
+    # 512 x 512 f32 take 1.66 us in tiles of 32 x 32, 1.92 in tiles of 64 x 64. 2^20 x 8 bf16 take
+    # 7.4 us in tiles of 128 x 8, and 37 without.
     edge = 32 if shape.is_usual and env.hint(g.domain.rows) <= 1 << 20 else shape.edge
-    return Tile("transpose", {a: min(edge, power_of_two(env.hint(a.extent))) for a in across}, 16)
+    edge = max(edge, shape.tile // min(widths.values()))
+    return Tile("transpose", {a: min(edge, width) for a, width in widths.items()}, 16)
 
 
 def _flat(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Form | None:
@@ -202,19 +208,23 @@ def _columns(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile | None:
     length, programs = env.hint(d.length), env.hint(d.rows) // shape.panel
     many = length <= 128 and programs >= (64 if length <= 32 else CAN.programs)
     whole = {a: power_of_two(length_of(a, env)) for a in d.raxes}
-    if shape.is_usual and len(whole) == 1 and area_of(whole) <= (4 * SHORT if again else SHORT):
-        # Each thread has columns of its own. Differences to the greatest of 3 numbers, 65536 x 3 x
-        # 16 bf16, take 4.9 us so and 41.7 in panels of 64; softmax of 4 x 16 x 2^19 38.7 and 167.
-        widths = widths_in(d.axes, shape.tile // area_of(whole), env) | whole
-    elif many and shape.is_usual and not again and not _odd(d.axes[-1], env, 4):
+    # Variances of 512 x 128 x 196 bf16, two sums, take 10 us so, in panels 26; x - amax 28 and 20.
+    sums = sum(isinstance(x, kernel.Reduce) for loop in s.loops for x in loop)
+    most = 4 if programs < CAN.units else 8 if sums == 1 else 16
+    if shape.is_usual and len(whole) == 1 and area_of(whole) <= SHORT * (most if again else 1):
+        # Each thread has columns of its own. 65536 x 3 x 16 bf16 less their greatest of 3 take 4.9
+        # us, in panels 42; softmax of 4 x 16 x 2^19 39 and 167, variances of 33 x 2^20 24 and 93.
+        tile = shape.tile << (area_of(whole) > 4 * SHORT)
+        widths = widths_in(d.axes, tile // area_of(whole), env) | whole
+        return Tile("outer_reduction", widths, tile // 32)
+    if many and shape.is_usual and not again and not _odd(d.axes[-1], env, 4):
         # Threads of one warp add up elements of their own. The columns of 64 x 65536 f32 take 4.8
-        # us so, in tiles of 64 x 64 with 8 warps 6.0; of 8 x 2^20, with their places, 14 and 48.
-        # 512 rows take up to 1.1 times as long, odd columns 1.4 to 1.7 times, and 64 rows of too
-        # few programs 1.2 times (the gradient of a batch norm with channels last).
-        widths = widths_in(d.axes[-1:], shape.panel, env) | widths_in(d.raxes, SHORT, env)
-    else:
-        return Tile("outer_reduction", *_column_tile(g, s, env, shape))
-    return Tile("outer_reduction", widths, ONE_WARP)
+        # us so, in tiles of 64 x 64 with 8 warps 6.0; of 8 x 2^20, with their places, 14 and 48; of
+        # 65536 x 32 x 8 bf16 13 and 42. 512 rows take up to 1.1 times as long, odd columns 1.4 to
+        # 1.7 times, 64 rows of too few programs 1.2 (gradients of batch norms, channels last).
+        columns = widths_in(d.axes if length <= 64 else d.axes[-1:], shape.panel, env)
+        return Tile("outer_reduction", columns | widths_in(d.raxes, SHORT, env), ONE_WARP)
+    return Tile("outer_reduction", *_column_tile(g, s, env, shape))
 
 
 def _rows(g: Group, s: Stages, env: SymEnv, shape: Shape) -> Tile:
@@ -433,13 +443,15 @@ def _odd(a: Axis, env: SymEnv, unit: int = 8) -> bool:
 
 def _across(axes: Axes, s: Stages, env: SymEnv) -> list[Axis] | None:
     """The two axes of a tile, if some accesses are contiguous along each of them."""
-    long = [a for a in axes if env.hint(a.extent) >= 16]
 
     def walks(a: Axis, b: Axis) -> bool:
         # An access that does not move along b, such as a broadcast vector, is read once per tile.
         return any(is_near(x, a.var) and step_of(x, b.var) is not ZERO for x in s.offsets)
 
+    long = [a for a in axes if env.hint(a.extent) >= 4]
     pairs = [(a, b) for a, b in itertools.combinations(long, 2) if walks(a, b) and walks(b, a)]
+    # 2^17 matrices of 16 x 4 bf16 take 15 us in rows and 81 in tiles of one matrix.
+    pairs = [(a, b) for a, b in pairs if env.hint(a.extent * b.extent) >= 1024]
     return list(pairs[-1]) if pairs else None
 
 
@@ -453,17 +465,14 @@ def _loops(
 ) -> tuple[list[Axis], tuple[kernel.Stmt, ...]]:
     """The grid, and the loops of a program. If the length is unknown, short rows are held."""
     widths = tile.widths
-    own = tuple([a for a in d.axes if a not in part])
+    own, along = tuple([a for a in d.axes if a not in part]), (*part, *d.raxes)
     grid, lanes, at = cut_lanes(own, widths, tile.in_line, env)
     turns, rows = cut_all(part, widths, at)
 
     def row(most: dict[Axis, int] | None) -> tuple[kernel.Stmt, ...]:
         steps, inner = cut_all(d.raxes, widths, at, most)
         new = (*turns, *rows, *steps, *inner)
-        over = {
-            a.var: tuple(x.var for x in new if x.name in (a.name, f"{a.name}b"))
-            for a in (*part, *d.raxes)
-        }
+        over = {a.var: tuple(x.var for x in new if x.name in (a.name, f"{a.name}b")) for a in along}
         found: list[kernel.Stmt] = []
         for k, statements in enumerate(s.rows):
             found.extend((*s.sorts.get(k, ()), *all_moved(statements, at)))
