@@ -69,9 +69,8 @@ def check(status: int, what: str) -> None:
     if status:
         text = ctypes.c_char_p()
         library().cuGetErrorString(status, ctypes.byref(text))
-        said = text.value.decode() if text.value else f"CUDA error {status}"
         error = torch.OutOfMemoryError if status == OUT_OF_MEMORY else RuntimeError
-        raise error(f"{what}: {said}")
+        raise error(f"{what}: {(text.value or b'CUDA error %d' % status).decode()}")
 
 
 def capability(number: int) -> int:

@@ -49,11 +49,10 @@ def _along(w: Writer, acc: Accumulator, value: Names) -> Names:
     """The running values if the lanes are neighbours in the loop."""
     scopes, (dtype,) = w.scopes, acc.dtypes
     fn, level, width = scopes.fn, scopes.fn.level, scopes.width
-    t = value_type(dtype, width)
     start = acc.monoid.identity(width, scan=True)
 
     def picked(name: str, lanes: list[int]) -> str:
-        return fn.let(level, shuffle(t, name, start, lanes))
+        return fn.let(level, shuffle(value_type(dtype, width), name, start, lanes))
 
     lane = w.indices.lane
     # A row shorter than a vector needs fewer steps.
