@@ -423,13 +423,47 @@ def test_graphs_of_a_stream_share_memory(made: list[replay.Replayed]) -> None:
     assert found[0] == found[1] >= w.nbytes and [n > 0 for n in replays(made)] == [True] * 3
 
 
+def test_workspaces_of_libraries_outlive_graphs_and_stay_mapped(
+    made: list[replay.Replayed],
+) -> None:
+    """Torch frees cuBLAS's workspace when it is asked to, but graphs hold its address.
+
+    A split product of bf16 needs it. It lay in the pool of the first graph, and was unmapped with
+    it if another compiler in the process cleared all workspaces.
+    """
+
+    def fn(x: Tensor) -> Tensor:
+        return ((x @ x.t()).tanh() @ x).sin()
+
+    def addresses() -> list[int]:
+        own = cuda_graph.side_stream(0, torch.cuda.current_stream().cuda_stream)[1].id
+        segments = torch.cuda.memory_snapshot()
+        return [s["address"] for s in segments if s["segment_pool_id"] == own]
+
+    x = randn(64, 1 << 16, device="cuda", dtype=torch.bfloat16)
+    first, second = graphed(fn), graphed(lambda x: fn(x) + 1)
+    for _ in range(4):
+        first(x)
+    want = [second(x) for _ in range(4)][-1]
+    before = addresses()
+    assert before and min(replays(made)) >= 2
+    made.pop(0)
+    del first
+    torch._C._cuda_clearCublasWorkspaces()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert addresses() == before
+    taken = torch.full((1 << 28,), torch.nan, device="cuda")
+    assert torch.equal(second(x), want) and taken.isnan().all()
+
+
 def test_captures_have_streams_of_their_own(made: list[replay.Replayed]) -> None:
     """torch has 32 streams for all who ask: none of them is one on which lenz captures."""
     run, w = graphed(layer), randn(64, 64, device="cuda")
     for _ in range(3):
         close(run(w, w), layer(w, w))
     theirs = {torch.cuda.Stream().cuda_stream for _ in range(64)}
-    own = cuda_graph.side_stream(0, torch.cuda.current_stream().cuda_stream).cuda_stream
+    own = cuda_graph.side_stream(0, torch.cuda.current_stream().cuda_stream)[0].cuda_stream
     assert len(theirs) == 32 and own not in theirs and replays(made) == [1]
 
 

@@ -34,18 +34,6 @@ NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: it does not wait for the default str
 THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may call the driver
 
 
-@cache
-def side_stream(gpu: int, stream: int) -> torch.cuda.Stream:
-    """The stream on which graphs of a stream are captured. Libraries keep workspaces for it.
-
-    It is not one of the 32 streams that torch gives out again and again: a capture would take what
-    another thread launches on it.
-    """
-    made = ctypes.c_void_p()
-    driver.check(driver.library().cuStreamCreate(ctypes.byref(made), NON_BLOCKING), "new stream")
-    return torch.cuda.ExternalStream(made.value, gpu)  # type: ignore[no-untyped-call]  # torch's
-
-
 class GraphMemory:
     """The memory of graphs, which torch frees when the last graph is dropped."""
 
@@ -54,6 +42,20 @@ class GraphMemory:
         torch._C._cuda_beginAllocateCurrentThreadToPool(gpu, self.id)  # makes a user of the pool
         torch._C._cuda_endAllocateToPool(gpu, self.id)
         finalize(self, torch._C._cuda_releasePool, gpu, self.id).atexit = False
+
+
+@cache
+def side_stream(gpu: int, stream: int) -> tuple[Any, Any]:
+    """The stream on which graphs of a stream are captured, and memory for cuBLAS's workspace there.
+
+    The stream is not one of the 32 that torch gives out again and again: a capture would take what
+    another thread launches on it. Graphs hold the workspace's address. Torch frees a workspace when
+    it is told to (`_cuda_clearCublasWorkspaces`), but memory of this pool is never unmapped, and
+    nothing else lies there. If a graph's own pool had it, it would be gone with the first graph.
+    """
+    made = ctypes.c_void_p()
+    driver.check(driver.library().cuStreamCreate(ctypes.byref(made), NON_BLOCKING), "new stream")
+    return torch.cuda.ExternalStream(made.value, gpu), GraphMemory(gpu)  # type: ignore[no-untyped-call]  # torch's
 
 
 @cache
@@ -72,10 +74,13 @@ def capture_graph(w: Wanted, like: Runner, gpu: int) -> Captured:
 
 
 def _captured(w: Wanted, like: Runner, gpu: int) -> Captured:
-    side = side_stream(gpu, like.stream)
+    side, lasting = side_stream(gpu, like.stream)
     memory: Any = GraphMemory(gpu)
     if not keeps_its_own(w):
         memory = pools().setdefault((gpu, like.stream), memory)
+    if any(isinstance(s, CallStep) for s in w.steps):  # the workspace must not be in `memory`
+        with torch.cuda.stream(side), torch.cuda.use_mem_pool(lasting, gpu):
+            torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
     copier(gpu)  # no code may be loaded during a capture
     side.wait_stream(torch.cuda.current_stream(gpu))
     run = _Capture(w, like, gpu, driver.OwnStream(side.cuda_stream))
@@ -118,7 +123,7 @@ def numbers(gpu: int) -> Iterator[Callable[[], None]]:
     captures one with a single node, which spans the same draws. During the capture, torch refuses
     draws in other threads.
     """
-    graph, here = torch.cuda.CUDAGraph(), torch.cuda.stream(side_stream(gpu, -1))
+    graph, here = torch.cuda.CUDAGraph(), torch.cuda.stream(side_stream(gpu, -1)[0])
     generator = torch.cuda.default_generators[gpu]
     before = generator.clone_state()
 
