@@ -56,6 +56,21 @@ def test_transpose_of_other_types(dtype: DType) -> None:
     check(transpose(32, 20, dtype), {"a": a})
 
 
+@pytest.mark.parametrize("dtype", (F32, U8, BF16, F64))
+@pytest.mark.parametrize("rows", (5, 8, 11, 15))
+def test_rows_shorter_than_a_vector(rows: int, dtype: DType) -> None:
+    """Each vector along the rows has as many elements as there are: none beyond the operand."""
+    u, v, j = axis("u", sym(rows)), axis("v", sym(16)), axis("j", sym(3))
+    column = 16 * j.var + v.var
+    store = Store("out", 48 * u.var + column, at("a", rows * column + u.var, dtype))
+    body = For(j, "parallel", (For(u, "unroll", (For(v, "vector", (store,)),)),))
+    params = Param("a", dtype, sym(48 * rows), "in"), Param("out", dtype, sym(48 * rows), "out")
+    k = Kernel("transpose_0", "transpose", params, (), (body,))
+    check(k, {"a": torch.randint(0, 2, (48 * rows,)).to(dtype.torch)})
+    text = emit_module([k], host_target())
+    assert "gather" not in text and "shufflevector" in text
+
+
 def test_symbolic_transpose() -> None:
     m, n = Var("s0", 0), Var("s1", 0)
     k = transpose(m, n, sizes=(m, n))

@@ -58,10 +58,9 @@ def _machine(target: Target, level: int = 2) -> Any:
 def compile_module(text: str, target: Target | None = None, level: int = 2) -> bytes:
     """Compile one module to an object file; raises InternalError for text that LLVM rejects."""
     llvm = _binding()
-    context = llvm.create_context()
     try:
         # The module must be freed before its context, even if an error's traceback keeps both.
-        with llvm.parse_assembly(text, context) as module:
+        with llvm.parse_assembly(text, llvm.create_context()) as module:
             # The parser does not check that definitions precede uses; LLVM would then abort the
             # process. This check takes 1% of the compile time.
             module.verify()

@@ -27,15 +27,13 @@ def is_tile(s: For, scopes: Scopes) -> bool:
     inner = s.body[0]
     if not isinstance(inner, For) or inner.kind != "vector":
         return False
-    edges = (s.axis.extent.hi, inner.axis.extent.hi)
-    if any(n is None or not 0 < n <= MOST or n % scopes.width for n in edges):
+    rows, lanes = s.axis.extent.hi or 0, inner.axis.extent.hi or 0
+    fits = 0 < rows <= MOST and 0 < lanes <= MOST and lanes % scopes.width == 0
+    if not fits or s.axis.var in inner.axis.extent.free_vars:
         return False
-    if any(isinstance(x, (For, If, Reduce)) for x in walk(inner.body)):
-        return False
-    if s.axis.var in inner.axis.extent.free_vars:
-        return False
-    loads = loads_of(*exprs_of(inner.body))
-    return any(is_transposed(e, s.axis.var, inner.axis.var) for e in loads)
+    u, v, flat = s.axis.var, inner.axis.var, [*walk(inner.body)]
+    read = any(is_transposed(e, u, v) for e in loads_of(*exprs_of(inner.body)))
+    return read and not any(isinstance(x, (For, If, Reduce)) for x in flat)
 
 
 def emit_tile(w: Writer, s: For) -> None:
@@ -55,10 +53,7 @@ def emit_tile(w: Writer, s: For) -> None:
 
 def _is_full(w: Writer, loops: tuple[For, For]) -> str:
     fn, full = w.scopes.fn, "true"
-    for f in loops:
-        extent = f.axis.extent
-        if isinstance(extent, Int):
-            continue
+    for extent in [f.axis.extent for f in loops if not isinstance(f.axis.extent, Int)]:
         cond = fn.let(fn.level, f"icmp eq i64 {w.indices.scalar(extent).names[0]}, {extent.hi}")
         full = cond if full == "true" else fn.let(fn.level, f"and i1 {full}, {cond}")
     return full

@@ -23,11 +23,14 @@ def is_transposed(e: Expr, row: Var, lane: Var) -> bool:
 
 def load_transposed(scopes: Scopes, pointers: Sequence[Sequence[str]], dtype: DType) -> Names:
     """Vectors along the lanes, one per row; a vector of rows starts at pointers[block][lane]."""
-    fn, t = scopes.fn, memory_type(dtype, scopes.width)
+    fn, width, level = scopes.fn, scopes.width, scopes.fn.level
     rows: list[str] = []
     for block in pointers:
-        vectors = fn.lets(fn.level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in block))
-        rows += transpose(scopes, vectors, t)
+        n = min(width, scopes.copies - len(rows))
+        t, wide = memory_type(dtype, n), [min(k, n - 1) for k in range(width)]
+        read = fn.lets(level, (f"load {t}, ptr {p}, align {dtype.bytes}" for p in block))
+        read = fn.lets(level, (shuffle(t, x, "poison", wide) for x in read)) if n < width else read
+        rows += transpose(scopes, read, memory_type(dtype, width))[:n]
     return tuple(rows)
 
 
