@@ -423,13 +423,11 @@ def test_graphs_of_a_stream_share_memory(made: list[replay.Replayed]) -> None:
     assert found[0] == found[1] >= w.nbytes and [n > 0 for n in replays(made)] == [True] * 3
 
 
-def test_workspaces_of_libraries_outlive_graphs_and_stay_mapped(
-    made: list[replay.Replayed],
-) -> None:
+def test_the_workspace_of_products_stays_mapped(made: list[replay.Replayed]) -> None:
     """Torch frees cuBLAS's workspace when it is asked to, but graphs hold its address.
 
-    A split product of bf16 needs it. It lay in the pool of the first graph, and was unmapped with
-    it if another compiler in the process cleared all workspaces.
+    A split product of bf16 needs it. It lay in the pool of the first graph, and was unmapped if
+    that graph was dropped and another compiler in the process cleared all workspaces.
     """
 
     def fn(x: Tensor) -> Tensor:
@@ -440,21 +438,21 @@ def test_workspaces_of_libraries_outlive_graphs_and_stay_mapped(
         segments = torch.cuda.memory_snapshot()
         return [s["address"] for s in segments if s["segment_pool_id"] == own]
 
-    x = randn(64, 1 << 16, device="cuda", dtype=torch.bfloat16)
-    first, second = graphed(fn), graphed(lambda x: fn(x) + 1)
+    x, run = randn(64, 1 << 16, device="cuda", dtype=torch.bfloat16), graphed(fn)
     for _ in range(4):
-        first(x)
-    want = [second(x) for _ in range(4)][-1]
-    before = addresses()
-    assert before and min(replays(made)) >= 2
-    made.pop(0)
-    del first
-    torch._C._cuda_clearCublasWorkspaces()
+        run(x)
+    assert (before := addresses()) and replays(made)[0] >= 2
+    del run
+    made.clear()
+    torch._dynamo.reset()
     gc.collect()
+    run = graphed(fn)
+    want = [run(x) for _ in range(4)][-1]
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     assert addresses() == before
     taken = torch.full((1 << 28,), torch.nan, device="cuda")
-    assert torch.equal(second(x), want) and taken.isnan().all()
+    assert torch.equal(run(x), want) and taken.isnan().all() and replays(made)[0] >= 2
 
 
 def test_captures_have_streams_of_their_own(made: list[replay.Replayed]) -> None:
