@@ -268,7 +268,7 @@ def is_bag(g: Group, s: Stages) -> bool:
     p = g.domain.axes[-1]
     if len(s.loops) != 1 or len(s.loops[0]) != 1 or s.rows[0] or not isinstance(p.extent, Int):
         return False
-    fits = p.extent.value <= BAG or p.extent.value == 2 * BAG
+    fits = len(g.domain.raxes) == 1 and (p.extent.value <= BAG or p.extent.value == 2 * BAG)
     return fits and any(e.args for e in loads_of(s.loops[0][0].value))
 
 
