@@ -165,3 +165,25 @@ def test_powers_of_zero() -> None:
         for f in (torch.pow, torch.compile(torch.pow, backend="lenz"))
     ]
     torch.testing.assert_close(parts[1], parts[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_the_parts_of_a_result(dynamic: bool, gradients: bool) -> None:
+    """AOTAutograd makes them again from the complex result, which is a view of the parts here."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        parts = torch.view_as_real(1j * x).flatten(-2)
+        return parts, parts.unsqueeze(-2)
+
+    def run(f: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Tensor]:
+        x = torch.arange(16.0).reshape(1, 2, 4, 2).transpose(0, -1).requires_grad_(gradients)
+        parts, rows = f(x)
+        assert parts.data_ptr() == rows.data_ptr()
+        if gradients:
+            (parts.sum() + (2 * rows).sum()).backward()
+        return [parts, rows, *([x.grad] if x.grad is not None else [])]
+
+    got, want = run(torch.compile(fn, backend="lenz", dynamic=dynamic)), run(fn)
+    assert [g.stride() for g in got] == [w.stride() for w in want]
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
