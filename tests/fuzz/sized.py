@@ -251,7 +251,8 @@ class Maker:
                 exec(text, env)
                 return text
             value = trial[f"t{count}"]
-            if value.numel() <= MOST and value.dim() <= 6:
+            # Eager crops empty tensors to negative sizes, which nothing takes.
+            if min(value.shape, default=0) >= 0 and value.numel() <= MOST and value.dim() <= 6:
                 env[f"t{count}"] = value
                 self.made.append(f"t{count}")
                 return text
