@@ -245,10 +245,10 @@ class Maker:
             text = self.line(self.r.choice(WRITES if is_write else LINES), env)
             text = text if is_write else f"t{count} = {text}"
             trial = env | {t: env[t].clone() for t in self.made if is_write}
-            if not runs(text, trial):
+            # A copy of an expanded tensor may be written, the tensor itself not.
+            if not runs(text, trial) or (is_write and not runs(text, env)):
                 continue
             if is_write:
-                exec(text, env)
                 return text
             value = trial[f"t{count}"]
             # Eager crops empty tensors to negative sizes, which nothing takes.
